@@ -1,0 +1,2 @@
+// SKELETON (checkpoint author owns)
+package checkpoint

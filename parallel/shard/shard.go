@@ -1,0 +1,2 @@
+// SKELETON (parallel author owns)
+package shard
