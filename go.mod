@@ -1,6 +1,6 @@
 module moetor
 
-go 1.26.8
+go 1.26
 
 require (
 	github.com/felixge/fgprof v0.9.3 // indirect

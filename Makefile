@@ -1,0 +1,51 @@
+# Two commands matter: make demo (the main job, on embedded text) and make test (everything CI checks).
+GO    ?= go
+TRAIN := bin/train
+# The two packages that need cgo are checkpoint and comm/mpi; all the rest must cross-compile with portable kernels.
+CROSS := linux/arm64 darwin/arm64
+
+.PHONY: demo build test deps vet cross fuzz generate acceptance clean
+
+demo: build
+	rm -rf runs/demo
+	$(TRAIN) launch -n 4 --config demo --out runs/demo
+	@echo
+	@echo "--- the model, continuing a prompt:"
+	$(TRAIN) generate --checkpoint runs/demo --prompt "ROMEO:" --tokens 200 --temperature 0.8 --seed 1
+	@echo
+	@echo "The run is in runs/demo: metrics.jsonl, checkpoints/ (HDF5: h5dump -H runs/demo/checkpoints/*/rank-0000.h5)."
+	@echo "Next:  $(TRAIN) inspect runs/demo"
+	@echo "       $(TRAIN) launch -n 4 --config demo --out runs/demo --resume --set stages.0.steps=400"
+	@echo "       $(TRAIN) eval --checkpoint runs/demo --data FILE.txt"
+	@echo "       $(TRAIN) config list"
+
+build: deps
+	$(GO) build -o $(TRAIN) ./cmd/train
+
+deps:
+	@./scripts/deps.sh
+
+test: deps vet cross
+	$(GO) test ./...
+	$(GO) test -tags purego ./internal/kernel ./model
+	$(GO) test -race -short ./comm/... ./parallel/... ./data
+
+vet:
+	@test -z "$$(gofmt -l $$(git ls-files '*.go' 2>/dev/null || find . -name '*.go'))" || { gofmt -l .; echo "gofmt differs"; exit 1; }
+	$(GO) vet ./...
+
+cross:
+	@for p in $(CROSS); do echo "cross-compile $$p"; \
+		CGO_ENABLED=0 GOOS=$${p%/*} GOARCH=$${p#*/} $(GO) build ./... || exit 1; done
+
+# Regenerates the assembly and fails if it differs from what is committed.
+generate:
+	cd internal/kernel/_gen && $(GO) run . 
+	git diff --exit-code internal/kernel
+
+# Long checks that CI does not run; their results are in docs/.
+acceptance: build
+	./scripts/acceptance.sh
+
+clean:
+	rm -rf bin runs
