@@ -1,6 +1,6 @@
 module moetor
 
-go 1.26
+go 1.26.0
 
 require (
 	github.com/felixge/fgprof v0.9.3 // indirect
