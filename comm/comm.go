@@ -1,22 +1,35 @@
-// SKELETON: contract; the comm author replaces bodies and splits files.
+// Package comm moves data between the ranks of a run. A Transport sends and receives messages between two ranks; a Group
+// adds collectives, written once over any Transport with a fixed order of sums. The transports stand in comm/inproc
+// (goroutines), comm/shm (processes of one host) and comm/tcp (hosts); comm/commtest says what a transport must do.
+//
+// Numbers travel as they lie in memory, so all hosts of a run must be little-endian (every platform moetor builds for is);
+// NewGroup refuses a host that is not.
 package comm
 
 import (
 	"context"
 	"errors"
 	"fmt"
+	"time"
 )
 
-// Tag separates message streams between two ranks. Tags below TagUser belong to groups.
+// Tag separates message streams between two ranks. Tags below TagPipeline belong to groups, one per group.
 type Tag uint32
 
 // TagPipeline is the first tag for point-to-point messages of the pipeline.
 const TagPipeline Tag = 1 << 16
 
-// A Transport moves bytes between ranks. Messages between two ranks with one tag keep their order. Send returns when p
-// may be reused and accepts at least one message per peer and tag that nobody has asked for yet. Recv fills p, whose
-// length must be the message's (a mismatch is an error naming both lengths, on the receiver). Cancelling ctx unblocks both.
-// Sending to oneself works. A lost peer is a *PeerError on every operation that waits for it.
+// A Transport moves bytes between ranks. All methods may be called from several goroutines at once.
+//
+// Messages between two ranks with one tag keep their order; messages with different tags never wait for one another. Send
+// returns when p may be reused, and accepts at least one message per peer and tag that nobody has asked for yet, however
+// long it is: with unbuffered sends most pipeline schedules lock up. Recv fills p, whose length must be the message's: if
+// it is not, Recv returns a *LengthError and the message stays at the head of its stream. Sending to oneself works.
+//
+// Cancelling ctx unblocks both, and they then return its error. An operation that needs a peer which closed its transport
+// or died returns a *PeerError naming it, as soon as the loss is known; messages that arrived before the loss can still be
+// received. Close frees everything the transport holds, ends its own waiting operations and makes later ones fail with an
+// error for which errors.Is(err, ErrClosed) holds.
 type Transport interface {
 	Rank() int
 	Size() int
@@ -25,7 +38,17 @@ type Transport interface {
 	Close() error
 }
 
-// A PeerError says which rank an operation failed with.
+// ErrClosed is what an operation on a transport returns after its Close.
+var ErrClosed = errors.New("transport closed")
+
+// ErrPeerClosed is the cause within a *PeerError when a peer's connection ended without a more exact reason.
+var ErrPeerClosed = errors.New("connection closed")
+
+// ErrMismatch marks errors of collectives that members of a group called with different operations, types or lengths.
+var ErrMismatch = errors.New("ranks call different collectives")
+
+// A PeerError says which rank an operation failed with. Rank is a world rank. Op names the operation ("send", "receive" or
+// a collective), Seq counts the collectives of a group from 1 and is 0 outside a group.
 type PeerError struct {
 	Rank int
 	Op   string
@@ -34,77 +57,54 @@ type PeerError struct {
 }
 
 func (e *PeerError) Error() string {
-	return fmt.Sprintf("rank %d: %s #%d: %v", e.Rank, e.Op, e.Seq, e.Err)
+	op := e.Op
+	if e.Seq > 0 {
+		op = fmt.Sprintf("%s #%d", e.Op, e.Seq)
+	}
+	var late *timeoutError
+	var told *noteError
+	switch {
+	case errors.As(e.Err, &told):
+		return fmt.Sprintf("%s stopped, rank %d reports: %s", op, told.from, told.text)
+	case errors.As(e.Err, &late):
+		return fmt.Sprintf("rank %d gave no answer to %s within %v", e.Rank, op, late.limit)
+	}
+	return fmt.Sprintf("rank %d lost during %s: %v", e.Rank, op, e.Err)
 }
+
+// Unwrap returns the cause.
 func (e *PeerError) Unwrap() error { return e.Err }
 
-type Reduction uint8
-
-const (
-	Sum Reduction = iota
-	Max
-)
-
-type Number interface {
-	~float32 | ~float64 | ~int32 | ~int64 | ~uint8
+// A LengthError says that the next message of a stream has another length than the buffer handed to Recv.
+type LengthError struct {
+	From      int // world rank of the sender
+	Tag       Tag
+	Want, Got int // bytes: of the buffer, of the message
 }
 
-// A Group is an ordered set of ranks with its own tag. All members must call the same operations in the same order.
-// Every collective sends a header (operation, sequence number, element type, length); a mismatch is an error on every
-// member within the time-out that names both sides. Sums run in rank order 0..n-1 for every element, so the result does
-// not depend on the transport. A Group is not safe for concurrent use.
-type Group struct {
-	t     Transport
-	ranks []int
-	tag   Tag
+func (e *LengthError) Error() string {
+	return fmt.Sprintf("message from rank %d with tag %d has %d bytes, the receiver expects %d", e.From, e.Tag, e.Got, e.Want)
 }
 
-// NewGroup makes the group of the given world ranks (the caller's among them) in that order. tag < TagPipeline, and unique
-// among the groups that share members.
-func NewGroup(t Transport, ranks []int, tag Tag) (*Group, error) {
-	return &Group{t, ranks, tag}, nil
-}
-func (g *Group) Rank() int    { return 0 } // position in the group
-func (g *Group) Size() int    { return len(g.ranks) }
-func (g *Group) Ranks() []int { return g.ranks } // world ranks
-
-func (g *Group) Barrier(ctx context.Context) error { return errors.ErrUnsupported }
-
-// AllReduce combines x over the group in place.
-func AllReduce[T Number](ctx context.Context, g *Group, x []T, op Reduction) error {
-	return errors.ErrUnsupported
+// CheckRank says whether rank is one of size ranks; transports use it on the arguments of Send and Recv.
+func CheckRank(rank, size int) error {
+	if rank < 0 || rank >= size {
+		return fmt.Errorf("no rank %d among %d ranks", rank, size)
+	}
+	return nil
 }
 
-// ReduceScatter: src is the concatenation of one part per member with counts[i] elements; dst (len counts[g.Rank()])
-// receives the sum of everyone's part for this member, added in rank order.
-func ReduceScatter[T Number](ctx context.Context, g *Group, dst, src []T, counts []int) error {
-	return errors.ErrUnsupported
+// timeoutError is the cause of a PeerError when a member did not answer in the group's time.
+type timeoutError struct{ limit time.Duration }
+
+func (e *timeoutError) Error() string        { return fmt.Sprintf("no answer within %v", e.limit) }
+func (e *timeoutError) Timeout() bool        { return true }
+func (e *timeoutError) Is(target error) bool { return target == context.DeadlineExceeded }
+
+// noteError is the cause of a PeerError when another member said why it gave up.
+type noteError struct {
+	from int
+	text string
 }
 
-// AllGather: dst is the concatenation of everyone's src; counts[i] elements from member i.
-func AllGather[T Number](ctx context.Context, g *Group, dst, src []T, counts []int) error {
-	return errors.ErrUnsupported
-}
-
-// AllToAll: send[i] elements of src go to member i (src is their concatenation), recv[i] elements arrive from member i.
-func AllToAll[T Number](ctx context.Context, g *Group, dst, src []T, recv, send []int) error {
-	return errors.ErrUnsupported
-}
-
-// Broadcast copies root's x (position in the group) to all.
-func Broadcast[T Number](ctx context.Context, g *Group, x []T, root int) error {
-	return errors.ErrUnsupported
-}
-
-// GatherBytes returns every member's blob on every member (lengths are exchanged first): for set-up, errors, checkpoints.
-func GatherBytes(ctx context.Context, g *Group, mine []byte) ([][]byte, error) {
-	return nil, errors.ErrUnsupported
-}
-
-// SendSlice and RecvSlice move a numeric slice point to point without copying it into a byte buffer first.
-func SendSlice[T Number](ctx context.Context, t Transport, to int, tag Tag, x []T) error {
-	return errors.ErrUnsupported
-}
-func RecvSlice[T Number](ctx context.Context, t Transport, from int, tag Tag, x []T) error {
-	return errors.ErrUnsupported
-}
+func (e *noteError) Error() string { return fmt.Sprintf("rank %d reports: %s", e.from, e.text) }
