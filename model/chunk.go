@@ -1,92 +1,295 @@
-// SKELETON
 package model
 
 import (
 	"context"
+	"fmt"
 
+	"moetor/internal/kernel"
 	"moetor/internal/tensor"
 )
 
-// An Exchange fixes the route of one micro-batch from how many rows this rank has for each expert (all experts, global
-// numbering). It is a function type so that wiring is a closure over parallel/expert.
-type Exchange func(ctx context.Context, layer int, rowsPerExpert []int) (Route, error)
-
-// A Route moves rows to the ranks that own their experts, and back. It only moves: gate weights are the model's.
-// Each direction is the adjoint of the other: the backward of Dispatch is Combine and the reverse.
-// Dispatch: src has the rows of this rank sorted by expert (sum of rowsPerExpert rows); dst has sum(Rows()) rows, sorted
-// by local expert, within it by source rank, within it in the source's order. Combine is the inverse move.
-type Route interface {
-	Rows() []int // rows received, per local expert
-	Dispatch(ctx context.Context, dst, src tensor.Mat) error
-	Combine(ctx context.Context, dst, src tensor.Mat) error
-}
-
-// A Micro is what a chunk needs to know about one micro-batch. All stages of a pipeline read the same one.
-// Rows = Seqs*Len; Seqs may be 0 (an empty micro-batch still takes part in every exchange).
-type Micro struct {
-	Seqs, Len       int
-	Tokens, Targets []int32   // Rows
-	Weight          []float32 // Rows: share of each target in the loss
-	Starts          []int32   // first row of every attention segment, ascending, Starts[0]==0 (empty when Rows==0); positions restart there
-}
-
-// Sums of one micro-batch's loss terms, unscaled (the trainer divides by the global weight). Only the last stage fills
-// Loss, MTP and Weight; every stage with MoE layers fills Aux.
-type Sums struct {
-	Loss   float64 // sum over targets of weight * -log p
-	Weight float64 // sum of weights
-	MTP    float64 // sum over depths of weight * -log p, divided by depth count; without mtp_weight
-	Aux    float64 // balance loss as sum over sequences of (target weight of the sequence) * alpha*sum f P, over layers
-}
-
-// Settings of a step that follow schedules.
-type Settings struct {
-	MTPWeight float64 // lambda
-}
-
 // Chunk is layers First..Last-1 of the model (stage 0 also owns the embedding, the last stage final norm, head and MTP)
-// with the activations of the micro-batches in flight. It implements pipeline.Stage.
-type Chunk struct{}
+// with the activations of the micro-batches in flight. It implements pipeline.Stage. It is used by one goroutine at a
+// time.
+type Chunk struct {
+	config Config
+	part   Part
 
-// Part says which part of the model a chunk is, and which experts are local.
-type Part struct {
-	First, Last            int  // layers [First, Last)
-	Embed, Head            bool // owns the embedding / the final norm + head (+ MTP)
-	ExpertRank, ExpertSize int  // local experts are [ExpertRank*E/ExpertSize, (ExpertRank+1)*E/ExpertSize)
+	params        []*tensor.Param
+	values, grads []float32
+	embed         *tensor.Param // nil without the embedding
+	blocks        []*block
+	head          *head // nil without the head
+	routers       []*Router
+
+	micros    []Micro
+	settings  Settings
+	flying    []*pass     // by micro-batch; nil when not in flight
+	free      []*pass     // first in, first out
+	sums      []Sums      // by micro-batch
+	outs      [][]float32 // outputs of Evaluate, by micro-batch
+	nonFinite *NonFiniteError
 }
 
-func New(c Config, p Part, seed uint64, x Exchange) (*Chunk, error) { panic("skeleton") }
-
-func (c *Chunk) Params() []*tensor.Param { panic("skeleton") }
-
-// Bind gives the chunk the micro-batches of the coming step (index = micro number) and the step's settings, and zeroes sums
-// and counts. Gradients are zeroed by ZeroGrads.
-func (c *Chunk) Bind(m []Micro, s Settings) {}
-func (c *Chunk) ZeroGrads()                 {}
-
-// Forward: in is Rows x Dim (nil for the embedding stage); out is valid until BackwardInput of that micro (nil from the head stage).
-func (c *Chunk) Forward(ctx context.Context, micro int, in []float32) (out []float32, err error) {
-	panic("skeleton")
+// New makes the part of a model that p says, with weights drawn from the seed. The exchange may be nil with one expert
+// rank.
+func New(c Config, p Part, seed uint64, x Exchange) (*Chunk, error) {
+	if errs := c.Validate(); len(errs) > 0 {
+		return nil, errs[0]
+	}
+	if p.ExpertSize == 0 {
+		p.ExpertSize = 1
+	}
+	if err := p.check(c); err != nil {
+		return nil, err
+	}
+	if x == nil && p.ExpertSize > 1 {
+		return nil, fmt.Errorf("model: %d expert ranks need an exchange", p.ExpertSize)
+	}
+	ch := &Chunk{config: c, part: p}
+	var byName map[string]*tensor.Param
+	ch.params, byName, ch.values, ch.grads = params(c, p, seed)
+	rope := newRope(c.Context, c.Attention.Rope, c.Attention.RopeTheta)
+	for l := p.First; l < p.Last; l++ {
+		ch.blocks = append(ch.blocks, newBlock(c, p, l, byName, rope, x))
+	}
+	if p.Embed {
+		ch.embed = byName[embedName]
+	}
+	blocks := ch.blocks
+	if p.Head {
+		ch.head = newHead(c, p, byName, rope, x)
+		for _, m := range ch.head.mtp {
+			blocks = append(blocks[:len(blocks):len(blocks)], m.block)
+		}
+	}
+	for _, b := range blocks {
+		if b.moe != nil {
+			ch.routers = append(ch.routers, b.moe.router)
+		}
+	}
+	return ch, nil
 }
-func (c *Chunk) BackwardInput(ctx context.Context, micro int, dout []float32) (din []float32, err error) {
-	panic("skeleton")
-}
-func (c *Chunk) BackwardWeight(ctx context.Context, micro int) error { panic("skeleton") }
 
-// Evaluate is Forward without keeping activations (and without gradients in the loss).
-func (c *Chunk) Evaluate(ctx context.Context, micro int, in []float32) (out []float32, err error) {
-	panic("skeleton")
-}
+// Config and Part are what the chunk was made from.
+func (c *Chunk) Config() Config { return c.config }
+func (c *Chunk) Part() Part     { return c.part }
 
-// MicroSums of a micro-batch after its Forward or Evaluate.
-func (c *Chunk) MicroSums(micro int) Sums { panic("skeleton") }
+// Params lists the chunk's parameters in the model's canonical order. The tied copy of the embedding table, if the chunk
+// has one, is the last, a parameter and gradient of its own even where the chunk owns the table itself.
+func (c *Chunk) Params() []*tensor.Param { return c.params }
+
+// Blocks are the memory of all Params: their values, and their gradients, each in one block in the order of Params.
+func (c *Chunk) Blocks() (values, grads []float32) { return c.values, c.grads }
 
 // Routers lists the MoE layers of this chunk in order (MTP modules included, as layers numbered Config.Layers+k).
-func (c *Chunk) Routers() []*Router { panic("skeleton") }
+func (c *Chunk) Routers() []*Router { return c.routers }
 
-// Router is one MoE layer's gate.
-type Router struct {
-	Layer  int
-	Counts []int64   // real tokens sent to each expert by this rank in this step (padding excluded); zeroed by Bind
-	Bias   []float32 // e_score_correction_bias, FP32
+// Bind gives the chunk the micro-batches of the coming step (index = micro number) and the step's settings, and zeroes sums
+// and counts. Gradients are zeroed by ZeroGrads. What was in flight, after a step that failed, is dropped.
+func (c *Chunk) Bind(m []Micro, s Settings) {
+	c.micros = append(c.micros[:0], m...)
+	c.settings = s
+	for i, p := range c.flying {
+		if p != nil {
+			c.release(i)
+		}
+	}
+	c.flying, c.sums, c.outs = grow(c.flying, len(m)), grow(c.sums, len(m)), grow(c.outs, len(m))
+	clear(c.flying)
+	clear(c.sums)
+	for _, r := range c.routers {
+		clear(r.Counts)
+	}
+	c.nonFinite = nil
+	if c.head != nil {
+		c.head.lambda = s.MTPWeight
+	}
+}
+
+// ZeroGrads sets all gradients to zero.
+func (c *Chunk) ZeroGrads() { clear(c.grads) }
+
+// NonFinite is the first number that was not finite since Bind, or nil.
+func (c *Chunk) NonFinite() *NonFiniteError { return c.nonFinite }
+
+// MicroSums of a micro-batch, after its Evaluate or, of a training pass, after its BackwardInput (the head computes
+// loss and gradient in one walk; see head).
+func (c *Chunk) MicroSums(micro int) Sums { return c.sums[micro] }
+
+// take begins a pass for a micro-batch.
+func (c *Chunk) take(micro int, in []float32, keep bool) (*pass, error) {
+	if micro < 0 || micro >= len(c.micros) {
+		return nil, fmt.Errorf("micro-batch %d of %d", micro, len(c.micros))
+	}
+	if c.flying[micro] != nil {
+		return nil, fmt.Errorf("micro-batch %d is in flight already", micro)
+	}
+	m := &c.micros[micro]
+	if err := m.check(c.config, micro); err != nil {
+		return nil, err
+	}
+	if c.embed == nil && len(in) != m.Rows()*c.config.Dim {
+		return nil, fmt.Errorf("micro-batch %d: input of %d numbers for %d rows of model.dim=%d", micro, len(in), m.Rows(), c.config.Dim)
+	}
+	var p *pass
+	if len(c.free) > 0 {
+		p = c.free[0]
+		copy(c.free, c.free[1:])
+		c.free = c.free[:len(c.free)-1]
+	} else {
+		p = &pass{arena: tensor.NewArena(0), blocks: make([]blockPass, len(c.blocks))}
+	}
+	p.begin(c.config, micro, m, keep)
+	c.flying[micro] = p
+	return p, nil
+}
+
+// release ends a pass and keeps its memory for another.
+func (c *Chunk) release(micro int) {
+	p := c.flying[micro]
+	c.flying[micro] = nil
+	c.free = append(c.free, p)
+}
+
+// note takes over what a pass found and summed.
+func (c *Chunk) note(p *pass) {
+	c.sums[p.index] = p.sums
+	if n := p.nonFinite; n != nil && (c.nonFinite == nil || n.Before(c.nonFinite)) {
+		c.nonFinite = n
+	}
+}
+
+func (c *Chunk) inFlight(micro int) (*pass, error) {
+	if micro < 0 || micro >= len(c.flying) || c.flying[micro] == nil {
+		return nil, fmt.Errorf("micro-batch %d is not in flight", micro)
+	}
+	return c.flying[micro], nil
+}
+
+// input sets x to the embedding of the tokens, or to what the stage before sent.
+func (c *Chunk) input(p *pass, x tensor.Mat, in []float32) {
+	if c.embed == nil {
+		copy(x.Data, in)
+		return
+	}
+	table := c.embed.Mat()
+	for r, t := range p.micro.Tokens {
+		copy(x.Row(r), table.Row(int(t)))
+	}
+	p.watch(x, false, -1, placeBlock, -1)
+}
+
+// Forward: in is Rows x Dim (nil for the embedding stage); out is valid until BackwardWeight of that micro (nil from the head stage).
+func (c *Chunk) Forward(ctx context.Context, micro int, in []float32) (out []float32, err error) {
+	p, err := c.take(micro, in, true)
+	if err != nil {
+		return nil, err
+	}
+	rows, d := p.micro.Rows(), c.config.Dim
+	x := p.arena.Mat(rows, d)
+	c.input(p, x, in)
+	for i, b := range c.blocks {
+		y := p.arena.Mat(rows, d)
+		if err := b.forward(ctx, p, &p.blocks[i], y, x, p.real); err != nil {
+			return nil, err
+		}
+		x = y
+	}
+	if c.head != nil {
+		err = c.head.forward(ctx, p, x)
+		x.Data = nil
+	}
+	c.note(p)
+	return x.Data, err
+}
+
+// BackwardInput: dout is Rows x Dim (nil for the head stage), and is not used after the call; din is valid until the
+// next Forward after BackwardWeight of that micro (nil from the embedding stage).
+func (c *Chunk) BackwardInput(ctx context.Context, micro int, dout []float32) (din []float32, err error) {
+	p, err := c.inFlight(micro)
+	if err != nil {
+		return nil, err
+	}
+	rows, d := p.micro.Rows(), c.config.Dim
+	var dx tensor.Mat
+	if c.head != nil {
+		if dx, err = c.head.backward(ctx, p); err != nil {
+			return nil, err
+		}
+	} else {
+		if len(dout) != rows*d {
+			return nil, fmt.Errorf("micro-batch %d: gradient of %d numbers for %d rows of model.dim=%d", micro, len(dout), rows, d)
+		}
+		dx = p.arena.Mat(rows, d)
+		copy(dx.Data, dout)
+	}
+	for i := len(c.blocks) - 1; i >= 0; i-- {
+		if dx, err = c.blocks[i].backward(ctx, p, &p.blocks[i], dx); err != nil {
+			return nil, err
+		}
+	}
+	c.note(p)
+	if c.embed == nil {
+		return dx.Data, nil
+	}
+	grad := c.embed.GradMat()
+	for r, t := range p.micro.Tokens {
+		kernel.Add(grad.Row(int(t)), dx.Row(r))
+	}
+	return nil, nil
+}
+
+// BackwardWeight adds the weight gradients that the micro-batch still owes, and ends it.
+func (c *Chunk) BackwardWeight(_ context.Context, micro int) error {
+	p, err := c.inFlight(micro)
+	if err != nil {
+		return err
+	}
+	for i := range p.jobs {
+		p.jobs[i].run()
+	}
+	c.release(micro)
+	return nil
+}
+
+// Evaluate is Forward without keeping activations, without gradients in the loss and without counting tokens. out stays
+// valid until the next Bind. MTP modules run only if Settings.MTPWeight is not 0.
+func (c *Chunk) Evaluate(ctx context.Context, micro int, in []float32) (out []float32, err error) {
+	p, err := c.take(micro, in, false)
+	if err != nil {
+		return nil, err
+	}
+	defer c.release(micro)
+	x, err := c.evaluate(ctx, p, in)
+	if err != nil {
+		return nil, err
+	}
+	if c.head == nil {
+		c.outs[micro] = append(c.outs[micro][:0], x.Data...)
+		out = c.outs[micro]
+	} else {
+		if err := c.head.forward(ctx, p, x); err != nil {
+			return nil, err
+		}
+		c.head.evaluate(p)
+	}
+	c.note(p)
+	return out, nil
+}
+
+// evaluate runs the blocks and gives each one's memory back after it.
+func (c *Chunk) evaluate(ctx context.Context, p *pass, in []float32) (tensor.Mat, error) {
+	rows, d := p.micro.Rows(), c.config.Dim
+	x, y := p.arena.Mat(rows, d), p.arena.Mat(rows, d)
+	c.input(p, x, in)
+	mark := p.arena.Mark()
+	for i, b := range c.blocks {
+		if err := b.forward(ctx, p, &p.blocks[i], y, x, p.real); err != nil {
+			return x, err
+		}
+		p.arena.Release(mark)
+		x, y = y, x
+	}
+	return x, nil
 }

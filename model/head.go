@@ -1,0 +1,163 @@
+package model
+
+import (
+	"context"
+
+	"moetor/internal/kernel"
+	"moetor/internal/tensor"
+)
+
+// logitRows is how many rows have logits at one time.
+const logitRows = 128
+
+// head is what follows the last block: final norm, MTP modules, and the shared projection to the vocabulary with its
+// loss.
+//
+// The forward of a training pass stops at the normed states. Loss and gradients come from one walk over chunks of
+// logitRows rows in BackwardInput: logits, their cross-entropy and its gradient in place, gradient of the states, gradient
+// of the projection. So logits of a whole micro-batch never exist, none are computed twice (a loss in the forward would
+// cost a fourth product beside the three), and the projection's gradient is summed in the order of BackwardInput.
+type head struct {
+	layer   int // number after all layers and MTP modules
+	norm    norm
+	project linear // [V, d]
+	mtp     []*mtpModule
+	lambda  float64 // MTP weight of the step
+	logits  []float32
+
+	shifted []int32 // R: targets and weights of one MTP depth
+	weights []float32
+}
+
+type headPass struct {
+	x, hidden tensor.Mat // input and normed state, [R, d]
+	rstd      []float32
+	mtp       []mtpPass
+}
+
+func newHead(c Config, part Part, byName map[string]*tensor.Param, rope *rope, x Exchange) *head {
+	table := byName[tiedKey]
+	h := &head{layer: c.Layers + c.MTP.Depth, norm: normOf(byName["model.norm.weight"], c.NormEps), logits: make([]float32, logitRows*c.vocab())}
+	if c.TieEmbed {
+		h.project = linearOf(table)
+	} else {
+		h.project = linearOf(byName["lm_head.weight"])
+	}
+	for k := range c.MTP.Depth {
+		h.mtp = append(h.mtp, newMTP(c, part, k, byName, table, rope, x))
+	}
+	return h
+}
+
+// forward normalises the last block's output and runs the MTP modules.
+func (h *head) forward(ctx context.Context, p *pass, x tensor.Mat) error {
+	act := &p.head
+	act.x, act.hidden, act.rstd = x, p.arena.Mat(x.Rows, x.Cols), p.arena.Floats(x.Rows)
+	h.norm.forward(act.hidden, x, act.rstd)
+	if len(h.mtp) == 0 || !p.keep && h.lambda == 0 {
+		return nil
+	}
+	act.mtp = grow(act.mtp, len(h.mtp))
+	state := act.hidden
+	for k, m := range h.mtp {
+		if err := m.forward(ctx, p, &act.mtp[k], state); err != nil {
+			return err
+		}
+		state = act.mtp[k].state
+	}
+	return nil
+}
+
+// evaluate adds the losses to the pass.
+func (h *head) evaluate(p *pass) {
+	p.sums.Loss = h.loss(p.head.hidden, p.micro.Targets, p.micro.Weight)
+	for _, w := range p.micro.Weight {
+		p.sums.Weight += float64(w)
+	}
+	if h.lambda == 0 {
+		return
+	}
+	for k := range h.mtp {
+		h.shift(p, k)
+		p.sums.MTP += h.loss(p.head.mtp[k].state, h.shifted, h.weights) / float64(len(h.mtp))
+	}
+}
+
+// backward adds the losses to the pass and returns the gradient of the last block's output.
+func (h *head) backward(ctx context.Context, p *pass) (dx tensor.Mat, err error) {
+	act := &p.head
+	dHidden := p.arena.Mat(act.x.Rows, act.x.Cols)
+	p.sums.Loss = h.lossGrad(dHidden, act.hidden, p.micro.Targets, p.micro.Weight, 1)
+	for _, w := range p.micro.Weight {
+		p.sums.Weight += float64(w)
+	}
+	for k := range h.mtp {
+		h.shift(p, k)
+		m := &act.mtp[k]
+		m.dState = p.arena.Mat(act.x.Rows, act.x.Cols)
+		depths := float64(len(h.mtp))
+		p.sums.MTP += h.lossGrad(m.dState, m.state, h.shifted, h.weights, h.lambda/depths) / depths
+	}
+	for k := len(h.mtp) - 1; k >= 0; k-- {
+		below := dHidden
+		if k > 0 {
+			below = act.mtp[k-1].dState
+		}
+		if err := h.mtp[k].backward(ctx, p, &act.mtp[k], below); err != nil {
+			return dx, err
+		}
+	}
+	h.norm.backward(dHidden, dHidden, act.x, act.rstd)
+	p.watch(dHidden, true, h.layer, placeHead, -1)
+	return dHidden, nil
+}
+
+// shift makes the targets of MTP depth k (from 0): position i predicts the target of position i+k+1, where that position
+// is real and in the same segment; elsewhere the weight is 0.
+func (h *head) shift(p *pass, k int) {
+	rows := len(p.position)
+	h.shifted, h.weights = grow(h.shifted, rows), grow(h.weights, rows)
+	clear(h.weights)
+	clear(h.shifted)
+	for _, r := range p.depthReal[k] {
+		h.shifted[r], h.weights[r] = p.micro.Targets[int(r)+k+1], p.micro.Weight[int(r)+k+1]
+	}
+}
+
+// loss is the sum of weight * -log p(target) over the rows of hidden, in float64 and in order.
+func (h *head) loss(hidden tensor.Mat, targets []int32, weight []float32) (sum float64) {
+	v := h.project.w.Rows
+	for from := 0; from < hidden.Rows; from += logitRows {
+		to := min(from+logitRows, hidden.Rows)
+		h.project.forward(tensor.MatOf(to-from, v, h.logits), hidden.RowRange(from, to), 0)
+		for r := from; r < to; r++ {
+			if w := weight[r]; w != 0 {
+				sum += float64(w) * kernel.CrossEntropyLoss(h.logits[(r-from)*v:(r-from+1)*v], int(targets[r]))
+			}
+		}
+	}
+	return sum
+}
+
+// lossGrad is loss, and sets dHidden and adds the projection's gradient, both of scale * loss.
+func (h *head) lossGrad(dHidden, hidden tensor.Mat, targets []int32, weight []float32, scale float64) (sum float64) {
+	w, g := h.project.w, h.project.g
+	v, d := w.Rows, w.Cols
+	for from := 0; from < hidden.Rows; from += logitRows {
+		to := min(from+logitRows, hidden.Rows)
+		x := hidden.RowRange(from, to)
+		logits := tensor.MatOf(to-from, v, h.logits)
+		h.project.forward(logits, x, 0)
+		for r := from; r < to; r++ {
+			row := logits.Row(r - from)
+			if weight[r] == 0 {
+				clear(row)
+				continue
+			}
+			sum += float64(weight[r]) * kernel.CrossEntropy(row, int(targets[r]), float32(float64(weight[r])*scale))
+		}
+		kernel.Gemm(kernel.NN, x.Rows, d, v, 1, logits.Data, v, w.Data, d, 0, dHidden.Data[from*d:], d)
+		kernel.Gemm(kernel.TN, v, d, x.Rows, 1, logits.Data, v, x.Data, d, 1, g.Data, d)
+	}
+	return sum
+}

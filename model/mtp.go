@@ -1,0 +1,97 @@
+package model
+
+import (
+	"context"
+
+	"moetor/internal/kernel"
+	"moetor/internal/tensor"
+)
+
+// mtpModule is depth k of multi-token prediction (DeepSeek-V3 §2.2): a block over
+//
+//	z_i = M [norm(Emb(t_{i+k})) ; norm(h_i)]        h' = block(z)       state = norm(h')
+//
+// whose state predicts t_{i+k+1} through the shared head. The embedding stands first, as in the released weights (the
+// report's equation 21 has it second). h is the state that the head reads one depth before, so after the final norm, as
+// in vLLM and Megatron; the report does not say. The embedding is looked up in the head stage's copy of the table.
+//
+// A position without a real token that far ahead in its segment has a zero for its embedding, is not routed and has no
+// loss; no other position sees it.
+type mtpModule struct {
+	depth     int // from 0: the module looks depth+1 tokens ahead
+	table     *tensor.Param
+	embedNorm norm
+	stateNorm norm
+	fromEmbed linear // the two halves of M's columns
+	fromState linear
+	block     *block
+	outNorm   norm
+}
+
+// All [R, d].
+type mtpPass struct {
+	embed, embedNormed, h, hNormed, z, out, state tensor.Mat
+	embedRstd, hRstd, outRstd                     []float32
+	dState                                        tensor.Mat
+	block                                         blockPass
+}
+
+func newMTP(c Config, part Part, k int, byName map[string]*tensor.Param, table *tensor.Param, rope *rope, x Exchange) *mtpModule {
+	layer := c.Layers + k
+	p := layerName(layer)
+	m := linearOf(byName[p+"eh_proj.weight"])
+	return &mtpModule{
+		depth: k, table: table,
+		embedNorm: normOf(byName[p+"enorm.weight"], c.NormEps),
+		stateNorm: normOf(byName[p+"hnorm.weight"], c.NormEps),
+		fromEmbed: m.inputs(0, c.Dim), fromState: m.inputs(c.Dim, 2*c.Dim),
+		block:   newBlock(c, part, layer, byName, rope, x),
+		outNorm: normOf(byName[p+"shared_head.norm.weight"], c.NormEps),
+	}
+}
+
+func (m *mtpModule) forward(ctx context.Context, p *pass, act *mtpPass, h tensor.Mat) error {
+	a, rows, d := p.arena, h.Rows, h.Cols
+	real := p.depthReal[m.depth]
+	act.h = h
+	act.embed = tensor.MatOf(rows, d, a.Zeros(rows*d))
+	table := m.table.Mat()
+	for _, r := range real {
+		copy(act.embed.Row(int(r)), table.Row(int(p.micro.Tokens[int(r)+m.depth+1])))
+	}
+	act.embedNormed, act.embedRstd = a.Mat(rows, d), a.Floats(rows)
+	m.embedNorm.forward(act.embedNormed, act.embed, act.embedRstd)
+	act.hNormed, act.hRstd = a.Mat(rows, d), a.Floats(rows)
+	m.stateNorm.forward(act.hNormed, h, act.hRstd)
+	act.z, act.out = a.Mat(rows, d), a.Mat(rows, d)
+	m.fromEmbed.forward(act.z, act.embedNormed, 0)
+	m.fromState.forward(act.z, act.hNormed, 1)
+	if err := m.block.forward(ctx, p, &act.block, act.out, act.z, real); err != nil {
+		return err
+	}
+	act.state, act.outRstd = a.Mat(rows, d), a.Floats(rows)
+	m.outNorm.forward(act.state, act.out, act.outRstd)
+	return nil
+}
+
+// backward adds the gradient of h to dh, given the gradient of the module's state in act.dState.
+func (m *mtpModule) backward(ctx context.Context, p *pass, act *mtpPass, dh tensor.Mat) error {
+	rows, d := dh.Rows, dh.Cols
+	m.outNorm.backward(act.dState, act.dState, act.out, act.outRstd)
+	dz, err := m.block.backward(ctx, p, &act.block, act.dState)
+	if err != nil {
+		return err
+	}
+	dNormed := p.arena.Mat(rows, d)
+	m.fromState.backward(p, dNormed, dz, act.hNormed, 0)
+	m.stateNorm.backward(dNormed, dNormed, act.h, act.hRstd)
+	kernel.Add(dh.Data, dNormed.Data)
+
+	m.fromEmbed.backward(p, dNormed, dz, act.embedNormed, 0)
+	m.embedNorm.backward(dNormed, dNormed, act.embed, act.embedRstd)
+	grad := m.table.GradMat()
+	for _, r := range p.depthReal[m.depth] {
+		kernel.Add(grad.Row(int(p.micro.Tokens[int(r)+m.depth+1])), dNormed.Row(int(r)))
+	}
+	return nil
+}

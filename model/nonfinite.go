@@ -1,0 +1,98 @@
+package model
+
+import (
+	"fmt"
+
+	"moetor/internal/tensor"
+)
+
+// A NonFiniteError says where the first number that is not finite came up. Passes do not stop at one, since the other
+// ranks count on this rank's part of every exchange: the caller asks Chunk.NonFinite when a step's passes are done, finds
+// with Before the earliest of all ranks, and refuses the step together with them.
+type NonFiniteError struct {
+	Backward bool // in a gradient
+	Micro    int
+	Layer    int    // -1: embedding; number of layers and MTP modules: head
+	Tensor   string // module whose output it is, or gradient of whose input, as in the parameters' names
+	Expert   int    // global number of the routed expert, or -1
+	Place    Place
+}
+
+// A Place orders the watched tensors of one layer as a forward pass meets them.
+type Place int
+
+const (
+	placeAttention Place = iota
+	placeExpert
+	placeBlock
+	placeHead
+)
+
+func (e *NonFiniteError) Error() string {
+	what := "output of"
+	if e.Backward {
+		what = "gradient at"
+	}
+	return fmt.Sprintf("a number that is not finite in the %s %s, micro-batch %d", what, e.Tensor, e.Micro)
+}
+
+// Before reports whether e stands earlier than o in a step in which all ranks do micro-batches in order: forward before
+// backward, then by micro-batch, then in the order of the pass.
+func (e *NonFiniteError) Before(o *NonFiniteError) bool {
+	switch {
+	case e.Backward != o.Backward:
+		return o.Backward
+	case e.Micro != o.Micro:
+		return e.Micro < o.Micro
+	case e.Layer != o.Layer:
+		return (e.Layer < o.Layer) != e.Backward
+	case e.Place != o.Place:
+		return (e.Place < o.Place) != e.Backward
+	}
+	return e.Expert < o.Expert
+}
+
+// watch notes the first number of m that is not finite.
+func (p *pass) watch(m tensor.Mat, backward bool, layer int, at Place, expert int) {
+	if finite(m.Data) {
+		return
+	}
+	e := &NonFiniteError{Backward: backward, Micro: p.index, Layer: layer, Expert: expert, Place: at}
+	switch at {
+	case placeAttention:
+		e.Tensor = layerName(layer) + "self_attn"
+	case placeExpert:
+		e.Tensor = fmt.Sprintf("%smlp.experts.%d", layerName(layer), expert)
+	case placeBlock:
+		e.Tensor = layerName(layer)[:len(layerName(layer))-1]
+		if layer < 0 {
+			e.Tensor = "model.embed_tokens"
+		}
+	case placeHead:
+		e.Tensor = "lm_head"
+	}
+	if p.nonFinite == nil || e.Before(p.nonFinite) {
+		p.nonFinite = e
+	}
+}
+
+// finite looks at every number once: v-v is 0 or NaN.
+func finite(x []float32) bool {
+	var s [8]float32
+	n := len(x) &^ 7
+	for i := 0; i < n; i += 8 {
+		y := x[i : i+8 : i+8]
+		for l := range s {
+			s[l] += y[l] - y[l]
+		}
+	}
+	for _, v := range x[n:] {
+		s[0] += v - v
+	}
+	for _, v := range s {
+		if v != 0 {
+			return false
+		}
+	}
+	return true
+}
