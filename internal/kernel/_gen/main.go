@@ -1,0 +1,58 @@
+// Command _gen writes the assembly of package kernel: micro_amd64.s and its declarations, micro_decl_amd64.go.
+// README.md says how to run it.
+package main
+
+import (
+	. "github.com/mmcloughlin/avo/build"
+	"github.com/mmcloughlin/avo/reg"
+)
+
+// isa describes a vector instruction set: its registers and what a register holds.
+type isa struct {
+	name  string
+	lanes int // float32 values of a register
+	regs  []reg.VecPhysical
+}
+
+func (s isa) bytes() int { return 4 * s.lanes }
+
+var (
+	avx512 = isa{name: "AVX512", lanes: 16, regs: []reg.VecPhysical{
+		reg.Z0, reg.Z1, reg.Z2, reg.Z3, reg.Z4, reg.Z5, reg.Z6, reg.Z7,
+		reg.Z8, reg.Z9, reg.Z10, reg.Z11, reg.Z12, reg.Z13, reg.Z14, reg.Z15,
+		reg.Z16, reg.Z17, reg.Z18, reg.Z19, reg.Z20, reg.Z21, reg.Z22, reg.Z23,
+		reg.Z24, reg.Z25, reg.Z26, reg.Z27, reg.Z28, reg.Z29, reg.Z30, reg.Z31,
+	}}
+	avx2 = isa{name: "AVX2", lanes: 8, regs: []reg.VecPhysical{
+		reg.Y0, reg.Y1, reg.Y2, reg.Y3, reg.Y4, reg.Y5, reg.Y6, reg.Y7,
+		reg.Y8, reg.Y9, reg.Y10, reg.Y11, reg.Y12, reg.Y13, reg.Y14, reg.Y15,
+	}}
+)
+
+func main() {
+	ConstraintExpr("amd64,!purego")
+	defineConstants()
+	for _, t := range []struct {
+		isa
+		rows []int // the first is the height of an A panel; the others handle what is left at the lower edge
+	}{
+		{avx512, []int{14, 8, 4, 2, 1}},
+		{avx2, []int{6, 4, 2, 1}},
+	} {
+		for _, vectors := range []int{2, 1} {
+			for _, rows := range t.rows {
+				gemmTile(t.isa, rows, vectors, t.rows[0])
+			}
+		}
+		transpose(t.isa)
+		copyRows(t.isa, 1)
+		copyRows(t.isa, 2)
+		fmaPeak(t.isa)
+		expRow(t.isa)
+		maxRow(t.isa)
+		swiGLU(t.isa)
+		swiGLUGrad(t.isa)
+		adamW(t.isa)
+	}
+	Generate()
+}

@@ -1,0 +1,122 @@
+package kernel
+
+import "sync"
+
+// packSlack is what a transposing copy may write past the last column of a panel: it writes a whole vector per column
+// of a panel that is less than a vector high.
+const packSlack = 16
+
+// workspace is the packing scratch of one running product.
+//
+// A block of A is stored as panels of micro.rows rows, column after column: a[panel][p][i]. A block of B is stored as
+// panels of micro.cols columns, row after row: b[panel][p][j]. A panel that the matrix does not fill keeps its size;
+// what stands in the surplus rows of A is never read, the surplus columns of B are zero.
+type workspace struct {
+	a    []float32
+	b    []float32
+	tile []float32 // a tile of C at the right edge
+	edge []float32 // rows that do not fill a vector, copied next to zero rows for the transposing copy
+}
+
+var workspaces struct {
+	sync.Mutex
+	free []*workspace
+}
+
+func borrowWorkspace() *workspace {
+	workspaces.Lock()
+	if last := len(workspaces.free) - 1; last >= 0 {
+		w := workspaces.free[last]
+		workspaces.free = workspaces.free[:last]
+		workspaces.Unlock()
+		return w
+	}
+	workspaces.Unlock()
+	return &workspace{
+		a:    make([]float32, blockM*blockK+packSlack),
+		b:    make([]float32, blockN*blockK+packSlack),
+		tile: make([]float32, maxTileRows*maxTileCols),
+		edge: make([]float32, maxLanes*blockK),
+	}
+}
+
+func (w *workspace) giveBack() {
+	workspaces.Lock()
+	workspaces.free = append(workspaces.free, w)
+	workspaces.Unlock()
+}
+
+// packA copies rows i0..i1 of op(A), columns k0..k1, into panels.
+func (w *workspace) packA(t *micro, p *product, k0, k1, i0, i1 int) {
+	depth := k1 - k0
+	// A panel may be filled from more rows than it holds as long as the matrix has them (p.m-i): the surplus of a column
+	// is overwritten by the next.
+	for i := i0; i < i1; i += t.rows {
+		dst := w.a[(i-i0)*depth:]
+		rows := min(t.rows, i1-i)
+		if p.layout == TN {
+			copyPanel(t, dst, t.rows, p.a[k0*p.lda+i:], p.lda, rows, p.m-i, depth)
+			continue
+		}
+		w.transposePanel(t, dst, t.rows, p.a[i*p.lda+k0:], p.lda, rows, p.m-i, depth)
+	}
+}
+
+// packB copies columns j0..j1 of op(B), rows k0..k1, into panels.
+func (w *workspace) packB(t *micro, p *product, k0, k1, j0, j1 int) {
+	depth := k1 - k0
+	for j := j0; j < j1; j += t.cols {
+		dst := w.b[(j-j0)*depth:]
+		cols := min(t.cols, j1-j)
+		if cols < t.cols {
+			clear(dst[:t.cols*depth])
+		}
+		if p.layout != NT {
+			copyPanel(t, dst, t.cols, p.b[k0*p.ldb+j:], p.ldb, cols, p.n-j, depth)
+			continue
+		}
+		for at := 0; at < cols; at += t.lanes {
+			w.transposePanel(t, dst[at:], t.cols, p.b[(j+at)*p.ldb+k0:], p.ldb, min(t.lanes, cols-at), p.n-j-at, depth)
+		}
+	}
+}
+
+// copyPanel sets dst[width*p+i] = src[ld*p+i] for depth values of p and count values of i. With a vector routine it may
+// also write other values into the rest of a row, and up to packSlack values past the last. have is the number of
+// columns the source really has, at least count.
+func copyPanel(t *micro, dst []float32, width int, src []float32, ld, count, have, depth int) {
+	if count == width && t.copyRows != nil {
+		if vector := (width + t.lanes - 1) / t.lanes * t.lanes; have >= vector {
+			t.copyRows(vector, &dst[0], width, &src[0], ld, depth)
+			return
+		}
+	}
+	for p := range depth {
+		copy(dst[width*p:width*p+count], src[ld*p:])
+	}
+}
+
+// transposePanel sets dst[width*p+i] = src[ld*i+p] for depth values of p and count values of i. With a vector routine
+// it may also write other values into the rest of a column, and up to packSlack values past the last. have is the
+// number of rows the source really has, at least count.
+func (w *workspace) transposePanel(t *micro, dst []float32, width int, src []float32, ld, count, have, depth int) {
+	done := 0
+	if t.transpose != nil && depth >= 4 {
+		from, ldFrom := src, ld
+		if have < t.lanes {
+			for i := range count {
+				copy(w.edge[i*blockK:], src[i*ld:i*ld+depth])
+			}
+			clear(w.edge[count*blockK:])
+			from, ldFrom = w.edge, blockK
+		}
+		t.transpose(&dst[0], width, &from[0], ldFrom, depth/4)
+		done = depth &^ 3
+	}
+	for p := done; p < depth; p++ {
+		column := dst[width*p : width*p+count]
+		for i := range column {
+			column[i] = src[ld*i+p]
+		}
+	}
+}

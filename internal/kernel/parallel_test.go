@@ -1,0 +1,87 @@
+package kernel
+
+import (
+	"fmt"
+	"sync"
+	"sync/atomic"
+	"testing"
+)
+
+func TestParallelCallsEachOnce(t *testing.T) {
+	for _, threads := range []int{1, 2, 4} {
+		withThreads(t, threads)
+		if Threads() != threads {
+			t.Errorf("Threads() = %d, want %d", Threads(), threads)
+		}
+		for _, n := range []int{0, 1, 2, 3, 100} {
+			calls := make([]atomic.Int32, n)
+			Parallel(n, func(i int) { calls[i].Add(1) })
+			for i := range calls {
+				if c := calls[i].Load(); c != 1 {
+					t.Errorf("%d threads: f(%d) called %d times", threads, i, c)
+				}
+			}
+		}
+	}
+}
+
+// Nested calls and calls from many goroutines at once end, and compute what one thread computes.
+func TestParallelNested(t *testing.T) {
+	const m, n, k = 100, 120, 130
+	a, b := randomMat(1, m*k), randomMat(2, k*n)
+	want := make([]float32, m*n)
+	Gemm(NN, m, n, k, 1, a, k, b, n, 0, want, n)
+	withThreads(t, 3)
+	var wg sync.WaitGroup
+	for g := range 4 {
+		wg.Go(func() {
+			results := make([][]float32, 6)
+			Parallel(len(results), func(i int) {
+				results[i] = make([]float32, m*n)
+				Parallel(2, func(half int) {
+					Gemm(NN, m/2, n, k, 1, a[half*m/2*k:], k, b, n, 0, results[i][half*m/2*n:], n)
+				})
+			})
+			for i, got := range results {
+				for at := range got {
+					if got[at] != want[at] {
+						t.Errorf("goroutine %d, result %d, value %d: %v, want %v", g, i, at, got[at], want[at])
+						return
+					}
+				}
+			}
+		})
+	}
+	wg.Wait()
+}
+
+func TestShareCoversAll(t *testing.T) {
+	for _, n := range []int{0, 1, 13, 14, 15, 100, 1000} {
+		for parts := 1; parts < 9; parts++ {
+			next := 0
+			for i := range parts {
+				from, to := share(i, parts, n, 14)
+				if from != next || to < from || (to%14 != 0 && to != n) {
+					t.Errorf("share(%d, %d, %d, 14) = %d, %d after %d", i, parts, n, from, to, next)
+				}
+				next = to
+			}
+			if next != n {
+				t.Errorf("%d parts of %d end at %d", parts, n, next)
+			}
+		}
+	}
+}
+
+func TestGridUsesThreads(t *testing.T) {
+	mk := active.Load().micro
+	for _, s := range []struct{ m, n, threads int }{{2048, 1024, 4}, {1, 4096, 4}, {4096, 8, 4}, {64, 64, 3}, {8, 8, 16}} {
+		r, c := grid(mk, s.m, s.n, s.threads)
+		if r < 1 || c < 1 || r*c > s.threads {
+			t.Errorf("grid of %v = %d x %d", s, r, c)
+		}
+		if name := fmt.Sprint(s); s.m == 1 && r != 1 || s.n == 8 && s.m > 1000 && c != 1 {
+			t.Errorf("grid of %s = %d x %d cuts a side of one tile", name, r, c)
+		}
+	}
+}

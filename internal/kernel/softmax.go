@@ -1,0 +1,105 @@
+package kernel
+
+import "math"
+
+// Softmax sets each row of cols values of dst to the softmax of the row of src. dst may be src. A row with NaN, or
+// with an infinite largest value, becomes NaN.
+func Softmax(dst, src []float32, cols int) {
+	checkRows("Softmax", len(src), cols)
+	checkLen("Softmax", "dst", len(dst), len(src))
+	for at := 0; at < len(src); at += cols {
+		x, y := src[at:at+cols], dst[at:at+cols]
+		sum := expShifted(y, x, maxOf(x))
+		Scale(y, float32(1/sum))
+	}
+}
+
+// CrossEntropy handles one row of logits: it returns -log softmax(logits)[target] in float64 and overwrites logits
+// with the gradient weight*(softmax(logits) - onehot(target)).
+func CrossEntropy(logits []float32, target int, weight float32) float64 {
+	checkTarget("CrossEntropy", target, len(logits))
+	top, atTarget := maxOf(logits), logits[target]
+	sum := expShifted(logits, logits, top)
+	Scale(logits, float32(float64(weight)/sum))
+	logits[target] -= weight
+	return math.Log(sum) + float64(top) - float64(atTarget)
+}
+
+// CrossEntropyLoss is CrossEntropy without the gradient; logits are only read.
+func CrossEntropyLoss(logits []float32, target int) float64 {
+	checkTarget("CrossEntropyLoss", target, len(logits))
+	top := maxOf(logits)
+	var tile [256]float32
+	var sum float64
+	for at := 0; at < len(logits); at += len(tile) {
+		x := logits[at:min(at+len(tile), len(logits))]
+		sum += expShifted(tile[:len(x)], x, top)
+	}
+	return math.Log(sum) + float64(top) - float64(logits[target])
+}
+
+// vectorChunk is what a vector routine gets at once: some microseconds of work, since assembly cannot be preempted.
+const vectorChunk = 4096
+
+// maxOf returns the largest value of x, -Inf of none. NaN is passed over: it shows in the sum of exponentials.
+func maxOf(x []float32) float32 {
+	top := float32(math.Inf(-1))
+	if l := active.Load().vectors; l != scalar {
+		var tops [lanes16]float32
+		for i := range tops {
+			tops[i] = top
+		}
+		for len(x) >= int(l) {
+			n := min(len(x), vectorChunk) / int(l)
+			maxVectors(l, &tops[0], &x[0], n)
+			x = x[n*int(l):]
+		}
+		for _, v := range tops {
+			top = max(top, v)
+		}
+	}
+	for _, v := range x {
+		if v > top {
+			top = v
+		}
+	}
+	return top
+}
+
+// expShifted sets dst = exp(src-shift) and returns the sum of dst. The summands are taken in an order fixed by their
+// index, so trailing zeros do not change the sum by a bit.
+func expShifted(dst, src []float32, shift float32) float64 {
+	dst = dst[:len(src)]
+	var sum float64
+	l := active.Load().vectors
+	if l == scalar {
+		for i, v := range src {
+			e := expf(v - shift)
+			dst[i] = e
+			sum += float64(e)
+		}
+		return sum
+	}
+	for len(src) > 0 {
+		var sums [lanes16]float32
+		n := min(len(src), vectorChunk)
+		whole := n / int(l) * int(l)
+		if whole > 0 {
+			expVectors(l, &dst[0], &src[0], 1, shift, &sums[0], whole/int(l))
+		}
+		if whole < n {
+			var end [lanes16]float32 // the end of the row, and values whose exponential is 0
+			for i := range end {
+				end[i] = float32(math.Inf(-1))
+			}
+			copy(end[:], src[whole:n])
+			expVectors(l, &end[0], &end[0], 1, shift, &sums[0], 1)
+			copy(dst[whole:n], end[:])
+		}
+		for _, s := range sums {
+			sum += float64(s)
+		}
+		dst, src = dst[n:], src[n:]
+	}
+	return sum
+}
