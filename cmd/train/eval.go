@@ -1,0 +1,89 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"math"
+	"os"
+	"runtime"
+
+	"github.com/spf13/cobra"
+
+	"moetor/data"
+	"moetor/internal/kernel"
+	"moetor/internal/train"
+)
+
+func evalCommand() *cobra.Command {
+	var (
+		checkpoint, file, field string
+		batch, threads          int
+		asJSON                  bool
+	)
+	c := &cobra.Command{
+		Use: "eval --checkpoint DIR --data FILE", Args: cobra.NoArgs,
+		Short: "Measure the loss and perplexity of a checkpoint on a text",
+		RunE: func(c *cobra.Command, _ []string) error {
+			m, err := loadModel(checkpoint, threads)
+			if err != nil {
+				return err
+			}
+			if file == "" {
+				return usagef("--data is missing: name a text or JSONL file, a glob, or embedded:NAME")
+			}
+			if batch < 1 {
+				return usagef("--batch %d must be at least 1", batch)
+			}
+			corpus, err := data.Open(context.Background(), data.OpenConfig{
+				Val:       data.ValConfig{Data: []data.SourceConfig{{Path: file, Field: field}}},
+				Tokenizer: m.Tokenizer, Len: m.Run.Model.Context, Cache: data.CacheOff, At: "--data"})
+			if err != nil {
+				return usage(err)
+			}
+			defer corpus.Close()
+			loss, targets, err := m.Evaluate(context.Background(), corpus.Val, batch)
+			if err != nil {
+				return err
+			}
+			if targets == 0 {
+				return usagef("--data %s holds no token to predict", file)
+			}
+			mean := loss / targets
+			if asJSON {
+				return printJSON(c, struct {
+					Loss       float64 `json:"loss"`
+					Perplexity float64 `json:"perplexity"`
+					Tokens     int64   `json:"tokens"`
+				}{mean, math.Exp(mean), int64(targets)})
+			}
+			fmt.Fprintf(c.OutOrStdout(), "loss %.6f  perplexity %.4f  over %d tokens\n", mean, math.Exp(mean), int64(targets))
+			return nil
+		},
+	}
+	c.Flags().StringVar(&checkpoint, "checkpoint", "", "checkpoint, or run directory (its newest checkpoint)")
+	c.Flags().StringVar(&file, "data", "", "text or JSONL file, glob, or embedded:NAME")
+	c.Flags().StringVar(&field, "field", "", "JSONL: the key of the text (default text)")
+	c.Flags().IntVar(&batch, "batch", 4, "sequences evaluated at once; does not change the result")
+	c.Flags().IntVar(&threads, "threads", 0, "kernel threads (default all cores)")
+	c.Flags().BoolVar(&asJSON, "json", false, "print JSON")
+	return c
+}
+
+// loadModel loads a checkpoint for use in this process.
+func loadModel(path string, threads int) (*train.Model, error) {
+	if path == "" {
+		return nil, usagef("--checkpoint is missing: name a checkpoint or a run directory")
+	}
+	if threads < 0 {
+		return nil, usagef("--threads %d must not be negative", threads)
+	}
+	if threads == 0 {
+		threads = runtime.GOMAXPROCS(0)
+	}
+	kernel.SetThreads(threads)
+	m, err := train.LoadModel(path)
+	if os.IsNotExist(err) {
+		return nil, usage(err)
+	}
+	return m, usage(err)
+}

@@ -1,0 +1,353 @@
+package train
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"slices"
+
+	"moetor/checkpoint"
+	"moetor/comm"
+	"moetor/configs"
+	"moetor/model"
+	"moetor/optimizer"
+)
+
+// Version is written into checkpoints as the engine that made them.
+const Version = "moetor 0.1.0"
+
+// save writes a checkpoint of the state after the last step. All ranks take part; an error on any of them is an error
+// on all, and leaves earlier checkpoints as they were.
+func (t *Trainer) save(ctx context.Context, _ *Report) error {
+	dir := checkpoint.Dir(t.checkpoints(), t.stage.cfg.Name, t.pos.Step)
+	var err error
+	if t.root() {
+		err = checkpoint.Begin(dir)
+	}
+	if err := t.together(ctx, err); err != nil {
+		return fmt.Errorf("checkpoint %s: %w", dir, err)
+	}
+	var meta *checkpoint.Meta
+	if t.root() {
+		if meta, err = t.meta(); err != nil {
+			return err
+		}
+	}
+	file, err := checkpoint.WriteRank(dir, t.world.Rank(), t.saved(), meta)
+	if err = t.together(ctx, err); err == nil {
+		var blob []byte
+		if blob, err = json.Marshal(file); err != nil {
+			return err
+		}
+		var all [][]byte
+		if all, err = comm.GatherBytes(ctx, t.groups.World, blob); err != nil {
+			return fmt.Errorf("checkpoint %s: %w", dir, err)
+		}
+		if t.root() {
+			err = commit(dir, *meta, all)
+		}
+		err = t.together(ctx, err)
+	}
+	if err != nil {
+		if t.root() {
+			err = errors.Join(err, checkpoint.Discard(dir))
+		}
+		return fmt.Errorf("checkpoint %s: %w", dir, err)
+	}
+	t.last = dir
+	if t.root() {
+		return checkpoint.Prune(t.checkpoints(), t.stage.cfg.Name, t.run.Checkpoint.Keep)
+	}
+	return nil
+}
+
+func commit(dir string, meta checkpoint.Meta, blobs [][]byte) error {
+	files := make([]checkpoint.File, len(blobs))
+	for i, b := range blobs {
+		if err := json.Unmarshal(b, &files[i]); err != nil {
+			return fmt.Errorf("file of rank %d: %w", i, err)
+		}
+	}
+	return checkpoint.Commit(dir, &meta, files)
+}
+
+// together makes an error of any rank the error of all; the first rank's message wins.
+func (t *Trainer) together(ctx context.Context, err error) error {
+	var mine []byte
+	if err != nil {
+		mine = []byte(err.Error())
+	}
+	all, gerr := comm.GatherBytes(ctx, t.groups.World, mine)
+	if gerr != nil {
+		return errors.Join(err, gerr)
+	}
+	if err != nil {
+		return err
+	}
+	for r, msg := range all {
+		if len(msg) > 0 {
+			return fmt.Errorf("rank %d: %s", r, msg)
+		}
+	}
+	return nil
+}
+
+// meta is the state of the run beside its tensors.
+func (t *Trainer) meta() (*checkpoint.Meta, error) {
+	tok, err := t.tokenizer.Marshal()
+	if err != nil {
+		return nil, err
+	}
+	n := model.Count(t.run.Model)
+	skipped, err := json.Marshal(t.skipped)
+	if err != nil {
+		return nil, err
+	}
+	return &checkpoint.Meta{
+		Engine: Version, Stage: t.stage.cfg.Name, Step: t.pos.Step, GlobalStep: t.before + t.pos.Step,
+		Tokens: t.pos.Tokens, Samples: t.pos.Samples, Seed: t.run.Run.Seed,
+		RNG:  rngState(t.run.Run.Seed, t.pos),
+		Data: t.stage.train.Fingerprint(), Tokenizer: tok, Config: string(configs.Marshal(t.run)),
+		Params: n.Total, ActiveParams: n.Active,
+		Mesh:  checkpoint.Mesh{World: t.world.Size(), Pipeline: t.mesh.Pipeline, Data: t.mesh.Data, Expert: t.mesh.Expert},
+		Extra: map[string]json.RawMessage{"skipped": skipped},
+	}, nil
+}
+
+// rngState is the whole state of the engine's randomness: it is counter-based, so the seed and the counters are it.
+func rngState(seed uint64, p optimizer.Position) []byte {
+	b, err := json.Marshal(struct {
+		Kind    string `json:"kind"`
+		Seed    uint64 `json:"seed"`
+		Samples int64  `json:"samples"`
+	}{"counter", seed, p.Samples})
+	if err != nil {
+		panic(err) // a struct of numbers always marshals
+	}
+	return b
+}
+
+// saved are the slices that this rank writes: the rows it owns with their moments, and the router biases of its layers
+// (by the first data rank of the stage, since all have the same).
+func (t *Trainer) saved() []checkpoint.Slice {
+	var out []checkpoint.Slice
+	moments := t.adam.Slices()
+	for i, s := range t.sync.Slices() {
+		base := checkpoint.Slice{Name: s.Param.Name, Shape: s.Param.Shape, Row0: s.Row0, Rows: s.Row1 - s.Row0}
+		for _, x := range []struct {
+			kind checkpoint.Kind
+			data []float32
+		}{{checkpoint.Weight, s.Value}, {checkpoint.ExpAvg, moments[i].M}, {checkpoint.ExpAvgSq, moments[i].V}} {
+			c := base
+			c.Kind, c.Data = x.kind, x.data
+			out = append(out, c)
+		}
+	}
+	if t.data == 0 {
+		for _, c := range t.chunks {
+			for _, r := range c.Routers() {
+				if r.Bias != nil {
+					out = append(out, checkpoint.Slice{Name: r.BiasName(), Kind: checkpoint.Weight, Shape: []int{len(r.Bias)}, Rows: len(r.Bias), Data: r.Bias})
+				}
+			}
+		}
+	}
+	return out
+}
+
+// wanted lists the tensors of a checkpoint of this model.
+func wanted(c model.Config, moments bool) []checkpoint.Want {
+	var out []checkpoint.Want
+	for _, info := range model.Tensors(c) {
+		out = append(out, checkpoint.Want{Name: info.Name, Kind: checkpoint.Weight, Shape: info.Shape})
+		if moments && !info.Buffer {
+			out = append(out, checkpoint.Want{Name: info.Name, Kind: checkpoint.ExpAvg, Shape: info.Shape},
+				checkpoint.Want{Name: info.Name, Kind: checkpoint.ExpAvgSq, Shape: info.Shape})
+		}
+	}
+	return out
+}
+
+// resume continues from the newest complete checkpoint and returns the number of its stage. Without any checkpoint the
+// run starts from the beginning.
+func (t *Trainer) resume(ctx context.Context) (int, error) {
+	var found string
+	var err error
+	if t.root() {
+		found, err = t.newest()
+	}
+	if err := t.together(ctx, err); err != nil {
+		return 0, fmt.Errorf("resume %s: %w", t.opts.Dir, err)
+	}
+	all, err := comm.GatherBytes(ctx, t.groups.World, []byte(found))
+	if err != nil {
+		return 0, err
+	}
+	dir := string(all[0])
+	if dir == "" {
+		t.note("no checkpoint in %s yet: starting from the beginning", t.checkpoints())
+		return 0, nil
+	}
+	i, err := t.restore(ctx, dir)
+	if err := t.together(ctx, err); err != nil {
+		return 0, fmt.Errorf("resume from %s: %w", dir, err)
+	}
+	t.last = dir
+	t.note("resumed from %s: %s step %d, %d tokens", dir, t.stage.cfg.Name, t.pos.Step, t.pos.Tokens)
+	return i, nil
+}
+
+// newest is the directory of the newest complete checkpoint of the latest stage that has one, "" if there is none.
+func (t *Trainer) newest() (string, error) {
+	for _, s := range slices.Backward(t.run.Stages) {
+		r, skipped, err := checkpoint.OpenLatest(t.checkpoints(), s.Name)
+		for _, why := range skipped {
+			t.note("passed over an incomplete checkpoint: %s", why)
+		}
+		if errors.Is(err, checkpoint.ErrNotFound) {
+			continue
+		}
+		if err != nil {
+			return "", err
+		}
+		return r.Dir(), r.Close()
+	}
+	return "", nil
+}
+
+// restore loads weights, biases, moments and position from a checkpoint written at any mesh.
+func (t *Trainer) restore(ctx context.Context, dir string) (int, error) {
+	r, err := checkpoint.Open(dir)
+	if err != nil {
+		return 0, err
+	}
+	defer r.Close()
+	m := r.Meta()
+	i := slices.IndexFunc(t.run.Stages, func(s configs.Stage) bool { return s.Name == m.Stage })
+	if i < 0 {
+		return 0, fmt.Errorf("its stage %q is not in the configuration", m.Stage)
+	}
+	if m.Seed != t.run.Run.Seed {
+		return 0, fmt.Errorf("run.seed=%d, but the checkpoint was made with %d", t.run.Run.Seed, m.Seed)
+	}
+	if err := r.Check(wanted(t.run.Model, true)); err != nil {
+		return 0, err
+	}
+	if err := t.enter(ctx, i, optimizer.Position{Step: m.Step, Tokens: m.Tokens, Samples: m.Samples}); err != nil {
+		return 0, err
+	}
+	if got := t.stage.train.Fingerprint(); got != m.Data {
+		return 0, fmt.Errorf("the data, the tokenizer or how samples are cut changed since the checkpoint (fingerprint %s, checkpoint %s)", got, m.Data)
+	}
+	if err := json.Unmarshal(m.Extra["skipped"], &t.skipped); err != nil {
+		return 0, fmt.Errorf("state %q: %w", "skipped", err)
+	}
+	t.before = m.GlobalStep - m.Step
+	for _, c := range t.chunks {
+		if err := loadWeights(r, c); err != nil {
+			return 0, err
+		}
+	}
+	moments := t.adam.Slices()
+	for j, s := range t.sync.Slices() {
+		for kind, dst := range map[checkpoint.Kind][]float32{checkpoint.ExpAvg: moments[j].M, checkpoint.ExpAvgSq: moments[j].V} {
+			if err := r.Read(s.Param.Name, kind, s.Row0, s.Row1-s.Row0, dst); err != nil {
+				return 0, err
+			}
+		}
+	}
+	return i, nil
+}
+
+// loadWeights fills a chunk's parameters and router biases.
+func loadWeights(r *checkpoint.Reader, c *model.Chunk) error {
+	for _, p := range c.Params() {
+		if err := r.Read(p.Name, checkpoint.Weight, 0, p.Rows(), p.Value); err != nil {
+			return err
+		}
+	}
+	for _, g := range c.Routers() {
+		if g.Bias != nil {
+			if err := r.Read(g.BiasName(), checkpoint.Weight, 0, len(g.Bias), g.Bias); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+// position tells which metrics lines lie before the current position.
+func (t *Trainer) position() func(stage string, step int64) bool {
+	order := map[string]int{}
+	for i, s := range t.run.Stages {
+		order[s.Name] = i
+	}
+	at, step := 0, int64(0)
+	if t.stage != nil {
+		at, step = t.stage.index, t.pos.Step
+	}
+	return func(stage string, s int64) bool {
+		i, ok := order[stage]
+		return ok && (i < at || i == at && s <= step)
+	}
+}
+
+func (t *Trainer) note(format string, args ...any) {
+	t.log.Info(fmt.Sprintf(format, args...))
+	if t.root() && t.opts.Note != nil {
+		t.opts.Note(format, args...)
+	}
+}
+
+// diverged names where the first number that is not finite came from. Every rank calls it, since all see the same sums.
+func (t *Trainer) diverged(ctx context.Context, r Report) error {
+	var first *origin
+	var mine *origin
+	for _, c := range t.chunks {
+		if e := c.NonFinite(); e != nil && (mine == nil || e.Before(&mine.NonFiniteError)) {
+			mine = &origin{Rank: t.world.Rank(), NonFiniteError: *e}
+		}
+	}
+	blob, err := json.Marshal(mine)
+	if err != nil {
+		return err
+	}
+	all, err := comm.GatherBytes(ctx, t.groups.World, blob)
+	if err != nil {
+		return err
+	}
+	for rank, b := range all {
+		var o *origin
+		if err := json.Unmarshal(b, &o); err != nil {
+			return fmt.Errorf("rank %d: %w", rank, err)
+		}
+		if o != nil && (first == nil || o.Before(&first.NonFiniteError)) {
+			first = o
+		}
+	}
+	where := ""
+	if first != nil {
+		where = fmt.Sprintf("rank %d: %v", first.Rank, &first.NonFiniteError)
+	} else if name, rank := t.sync.NonFinite(); name != "" {
+		where = fmt.Sprintf("rank %d: the gradient of %s, summed over ranks", rank, name)
+	}
+	return &DivergedError{Step: r.Step, Loss: r.Loss, Norm: r.GradNorm, Origin: where}
+}
+
+// origin is where a rank first saw a number that is not finite.
+type origin struct {
+	Rank int
+	model.NonFiniteError
+}
+
+// A DivergedError says that a step was refused on every rank, before any weight changed.
+type DivergedError struct {
+	Step       int64
+	Loss, Norm float64
+	Origin     string
+}
+
+func (e *DivergedError) Error() string {
+	return fmt.Sprintf("step %d refused, weights are those of step %d: loss %v, gradient norm %v; first seen at %s", e.Step, e.Step-1, e.Loss, e.Norm, e.Origin)
+}
