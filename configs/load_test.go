@@ -180,7 +180,7 @@ func TestDefaults(t *testing.T) {
 		t.Errorf("eval_every is %d though nothing is held out", r.Run.EvalEvery)
 	}
 	// Derived defaults follow what they derive from.
-	r, err = Load("demo", []string{"model.mtp.depth=0", "model.moe.score=softmax"})
+	r, err = Parse([]byte("{}"), "test", []string{"model.mtp.depth=0", "model.moe.score=softmax"})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -64,7 +64,7 @@ func TestWrong(t *testing.T) {
 		{"§stages: []\n", "", "c.yaml: stages is empty: a run needs at least one"},
 		{"stages: [§{name: a, data: [{path: x}]}]\n", "", "c.yaml: stages.0.steps is missing: give one of steps, tokens, epochs"},
 		{"stages: [{name: a, steps: §9, data: [{path: x}], tokens: 100}]\n", "", "c.yaml: stages.0.steps=9 and stages.0.tokens=100: give one of them and set the others to 0"},
-		{"", "stages.0.epochs=2", "--set: stages.0.steps=200 and stages.0.epochs=2: give one of them and set the others to 0"},
+		{"", "stages.0.epochs=2", "--set: stages.0.steps=300 and stages.0.epochs=2: give one of them and set the others to 0"},
 		{"stages: [§{name: a, steps: 9}]\n", "", "c.yaml: stages.0.data is empty: name at least one source, such as {path: embedded:shakespeare}"},
 		{"stages: [§{steps: 9, data: [{path: x}]}]\n", "", "c.yaml: stages.0.name is missing: a stage needs a name"},
 		{"stages: [{name: §A/b, steps: 9, data: [{path: x}]}]\n", "", "c.yaml: stages.0.name=\"A/b\" must be up to 32 of a-z, 0-9, - and _, beginning with a letter"},
