@@ -118,6 +118,9 @@ func Inspect(ctx context.Context, dir string) (Summary, error) {
 		return Summary{}, err
 	}
 	defer r.Close()
+	if err := Supported(); err != nil { // says nothing about the files
+		return Summary{}, fmt.Errorf("checkpoint %s: %w", dir, err)
+	}
 	m := &r.m.Meta
 	s := Summary{Step: m.Step, Stage: m.Stage, Tokens: m.Tokens, Params: m.Params, ActiveParams: m.ActiveParams, OK: true}
 	for i, f := range r.m.Files {

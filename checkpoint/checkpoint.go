@@ -22,6 +22,9 @@
 //
 //	brew install hdf5
 //	export CGO_CFLAGS="-I$(brew --prefix hdf5)/include" CGO_LDFLAGS="-L$(brew --prefix hdf5)/lib"
+//
+// A build without cgo compiles and lists, checks and prunes checkpoints by their manifests, but refuses to read or
+// write a tensor; [Supported] tells.
 package checkpoint
 
 import (

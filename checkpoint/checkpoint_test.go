@@ -1,3 +1,5 @@
+//go:build cgo
+
 package checkpoint
 
 import (
@@ -40,15 +42,6 @@ func cut(t Info, data []float32, rank, world int) Slice {
 	from, to := t.Shape[0]*rank/world, t.Shape[0]*(rank+1)/world
 	n := t.rowLen()
 	return Slice{t.Name, t.Kind, t.Shape, from, to - from, data[from*n : to*n]}
-}
-
-func testMeta(stage string, step int64, world int) *Meta {
-	return &Meta{
-		Engine: "test", Stage: stage, Step: step, GlobalStep: step + 5, Tokens: step * 4096, Samples: step * 16,
-		Seed: math.MaxUint64 - 3, RNG: []byte{0, 1, 255}, Data: "sha256:ab", Tokenizer: []byte("tok\x00en"),
-		Config: "run:\n  out: runs/żółw\n", Params: 12345, ActiveParams: 2345, Mesh: Mesh{World: world, Pipeline: 1, Data: world, Expert: 1},
-		Extra: map[string]json.RawMessage{"losses": json.RawMessage(`[ 1.5, 1.25 ]`), "note": json.RawMessage(`"<a>"`)},
-	}
 }
 
 func smallModel() []Info {
@@ -138,22 +131,6 @@ func differ(a, b []float32) int {
 		}
 	}
 	return -1
-}
-
-// wantError checks that an error is one line and has all the given parts.
-func wantError(t *testing.T, err error, parts ...string) {
-	t.Helper()
-	if err == nil {
-		t.Fatalf("no error, want one with %q", parts)
-	}
-	for _, p := range parts {
-		if !strings.Contains(err.Error(), p) {
-			t.Errorf("error %q does not say %q", err, p)
-		}
-	}
-	if strings.Contains(err.Error(), "\n") || strings.Contains(err.Error(), "code -1") {
-		t.Errorf("error %q: want one line that says the cause", err)
-	}
 }
 
 func TestReadAtAnyCut(t *testing.T) { // P20

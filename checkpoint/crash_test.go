@@ -1,3 +1,5 @@
+//go:build cgo
+
 package checkpoint
 
 import (
@@ -63,10 +65,17 @@ func scratch(t *testing.T) string {
 	return dir
 }
 
-// tiny is a model of few writes, since a child dies at each of them.
+// long asks for more rounds of killing than a run of all tests has time for: MOETOR_LONG_TESTS=1.
+var long = os.Getenv("MOETOR_LONG_TESTS") != ""
+
+// tiny is a model of few writes, since a child dies at each of them. No reader looks at a file before its manifest is
+// there, so that one write to a file stands for all.
 func tiny() []Info {
-	shape := []int{3, 2}
-	return []Info{{"w", Weight, shape}, {"w", ExpAvg, shape}, {"w", ExpAvgSq, shape}}
+	ts := []Info{{"w", Weight, []int{3, 2}}, {"w", ExpAvg, []int{3, 2}}, {"w", ExpAvgSq, []int{3, 2}}}
+	if !long {
+		return ts[:1]
+	}
+	return ts
 }
 
 // script is a run with keep=1 that saves step 2 a second time with other content, as a run does that resumed from step 1.
@@ -174,7 +183,11 @@ func TestKillAtRandomMoments(t *testing.T) {
 	root := scratch(t)
 	rng := rand.New(rand.NewPCG(7, 7))
 	last := int64(0)
-	for range 32 {
+	rounds := 10
+	if long {
+		rounds = 50
+	}
+	for range rounds {
 		cmd := child("loop", root, fmt.Sprint("CHECKPOINT_TEST_STEP=", last+1))
 		var stderr bytes.Buffer
 		cmd.Stderr = &stderr

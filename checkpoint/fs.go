@@ -5,6 +5,7 @@ import (
 	"crypto/sha256"
 	"encoding/hex"
 	"errors"
+	"fmt"
 	"io"
 	"io/fs"
 	"os"
@@ -88,6 +89,13 @@ func removeDir(dir string) error {
 	}
 	step("remove", dir)
 	return os.RemoveAll(dir)
+}
+
+// closing closes an object at the end of a function and keeps the first error.
+func closing(c interface{ Close() error }, what string, err *error) {
+	if e := c.Close(); e != nil && *err == nil {
+		*err = fmt.Errorf("close %s: %w", what, e)
+	}
 }
 
 func exists(path string) bool {

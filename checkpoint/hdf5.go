@@ -1,3 +1,5 @@
+//go:build cgo
+
 package checkpoint
 
 /*
@@ -106,6 +108,21 @@ import (
 	"gonum.org/v1/hdf5"
 )
 
+// Supported is nil where this build reads and writes HDF5, and says what is missing where it does not.
+func Supported() error { return nil }
+
+// An h5file is an open HDF5 file.
+type h5file = hdf5.File
+
+// openH5 opens a file for reading.
+func openH5(path string) (*h5file, error) {
+	f, err := hdf5.OpenFile(path, hdf5.F_ACC_RDONLY)
+	if err != nil {
+		return nil, errors.New("open") // the library's account follows
+	}
+	return f, nil
+}
+
 // libhdf5 as distributed by Debian is not thread-safe: one lock for the process.
 var hdf5Lock sync.Mutex
 
@@ -157,13 +174,6 @@ func h5err(rc C.herr_t) error {
 }
 
 func hid(id hdf5.Identifier) C.hid_t { return C.hid_t(id.ID()) }
-
-// closing closes an object at the end of a function and keeps the first error.
-func closing(c interface{ Close() error }, what string, err *error) {
-	if e := c.Close(); e != nil && *err == nil {
-		*err = fmt.Errorf("close %s: %w", what, e)
-	}
-}
 
 // createDataset makes an empty dataset and opens it. The binding's own call is not used: it never releases its copy of
 // the datatype, so a long run would grow with every checkpoint, and it stamps times into the file.
@@ -396,7 +406,7 @@ func checkSet(ds *hdf5.Dataset, typ *hdf5.Datatype, dims []int) (err error) {
 }
 
 // readRows reads rows [from, from+rows) of the dataset of slice s into dst, without a copy in between.
-func readRows(f *hdf5.File, s *SliceInfo, from, rows int, dst []float32) (err error) {
+func readRows(f *h5file, s *SliceInfo, from, rows int, dst []float32) (err error) {
 	dims := append([]int{s.Rows}, s.Shape[1:]...)
 	ds, err := openSet(&f.CommonFG, kindGroups[s.Kind]+"/"+s.Name, hdf5.T_IEEE_F32LE, dims)
 	if err != nil {

@@ -41,9 +41,10 @@ func encodeManifest(m *manifest) ([]byte, error) {
 	return seal(bytes.TrimSuffix(buf.Bytes(), []byte("}\n"))), nil
 }
 
+// seal gives body and its seal in new memory: what stands behind body in its array is not touched.
 func seal(body []byte) []byte {
 	sum := sha256.Sum256(body)
-	return fmt.Appendf(body, "%s%s%s", sealHead, hex.EncodeToString(sum[:]), sealTail)
+	return fmt.Appendf(slices.Clip(body), "%s%s%s", sealHead, hex.EncodeToString(sum[:]), sealTail)
 }
 
 var errSeal = errors.New("damaged or cut off (its own SHA-256 does not match)")
@@ -61,7 +62,7 @@ func decodeManifest(data []byte) (*manifest, error) {
 	if len(data) < sealLen {
 		return nil, errSeal
 	}
-	if body := data[:len(data)-sealLen]; !bytes.Equal(seal(slices.Clip(body)), data) {
+	if body := data[:len(data)-sealLen]; !bytes.Equal(seal(body), data) {
 		return nil, errSeal
 	}
 	var m manifest

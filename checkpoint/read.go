@@ -9,8 +9,6 @@ import (
 	"path/filepath"
 	"slices"
 	"sync"
-
-	"gonum.org/v1/hdf5"
 )
 
 // A Reader reads one complete checkpoint. It is safe for concurrent use.
@@ -19,9 +17,9 @@ type Reader struct {
 	m       *manifest
 	tensors []placed // by name and kind
 
-	mu   sync.Mutex   // guards the fields below; taken before the library's lock
-	open []*hdf5.File // by rank, nil until needed
-	sums []bool       // by rank: the file's SHA-256 has been found right
+	mu   sync.Mutex // guards the fields below; taken before the library's lock
+	open []*h5file  // by rank, nil until needed
+	sums []bool     // by rank: the file's SHA-256 has been found right
 }
 
 // Open opens the checkpoint dir. It checks the manifest and that every file is there in its right size, but reads no
@@ -55,7 +53,7 @@ func Open(dir string) (*Reader, error) {
 			return fail(fmt.Errorf("%s has %d bytes, the manifest says %d", f.Name, st.Size(), f.Size))
 		}
 	}
-	return &Reader{dir: dir, m: m, tensors: tensors, open: make([]*hdf5.File, len(m.Files)), sums: make([]bool, len(m.Files))}, nil
+	return &Reader{dir: dir, m: m, tensors: tensors, open: make([]*h5file, len(m.Files)), sums: make([]bool, len(m.Files))}, nil
 }
 
 // Close releases the files.
@@ -147,7 +145,7 @@ func (r *Reader) Read(name string, kind Kind, row0, rows int, dst []float32) err
 
 // file gives an open file whose checksum holds. The check comes first because libhdf5 trusts what it reads: a damaged
 // file must not reach it. Caller holds r.mu.
-func (r *Reader) file(i int) (*hdf5.File, error) {
+func (r *Reader) file(i int) (*h5file, error) {
 	if r.open[i] != nil {
 		return r.open[i], nil
 	}
@@ -157,12 +155,11 @@ func (r *Reader) file(i int) (*hdf5.File, error) {
 		}
 	}
 	err := withHDF5(func() error {
-		f, err := hdf5.OpenFile(filepath.Join(r.dir, r.m.Files[i].Name), hdf5.F_ACC_RDONLY)
-		if err != nil {
-			return errors.New("open")
+		f, err := openH5(filepath.Join(r.dir, r.m.Files[i].Name))
+		if err == nil {
+			r.open[i] = f
 		}
-		r.open[i] = f
-		return nil
+		return err
 	})
 	return r.open[i], err
 }
@@ -215,7 +212,7 @@ func (r *Reader) VerifyFile(ctx context.Context, rank int) error {
 	m := &r.m.Files[rank]
 	err := r.checkSum(ctx, rank)
 	if err == nil {
-		var f *hdf5.File
+		var f *h5file
 		if f, err = r.file(rank); err == nil {
 			err = withHDF5(func() error { return verifyHDF5(ctx, f, m, &r.m.Meta) })
 		}
@@ -224,118 +221,4 @@ func (r *Reader) VerifyFile(ctx context.Context, rank int) error {
 		return fmt.Errorf("checkpoint %s: %s: %w", r.dir, m.Name, err)
 	}
 	return nil
-}
-
-func verifyHDF5(ctx context.Context, file *hdf5.File, m *File, meta *Meta) (err error) {
-	root, err := file.OpenGroup("/")
-	if err != nil {
-		return fmt.Errorf("open /: %w", err)
-	}
-	defer closing(root, "/", &err)
-	if format, err := readStringAttr(root.Identifier, "format"); err != nil || format != formatName {
-		return cmp.Or(err, fmt.Errorf("format %q, want %q", format, formatName))
-	}
-	for name, want := range map[string]int64{"version": FormatVersion, "rank": int64(m.Rank)} {
-		if v, err := readInts(root, name, 1); err != nil || v[0] != want {
-			return cmp.Or(err, fmt.Errorf("/%s is %v in the file, want %d", name, v, want))
-		}
-	}
-	var count [numKinds]uint
-	for i := range m.Slices {
-		if err := context.Cause(ctx); err != nil {
-			return err
-		}
-		s := &m.Slices[i]
-		count[s.Kind]++
-		if err := verifySlice(file, s); err != nil {
-			return fmt.Errorf("%v: %w", s.Info, err)
-		}
-	}
-	if len(m.Slices) > 0 {
-		for k, path := range kindGroups {
-			if err := verifyCount(file, path, count[k]); err != nil {
-				return err
-			}
-		}
-	}
-	if m.Rank == 0 {
-		return verifyState(file, meta)
-	}
-	return nil
-}
-
-// verifyCount: all that the manifest lists has been found, so equal numbers mean that there is nothing else.
-func verifyCount(file *hdf5.File, path string, want uint) (err error) {
-	g, err := file.OpenGroup(path)
-	if err != nil {
-		return fmt.Errorf("open %s: %w", path, err)
-	}
-	defer closing(g, path, &err)
-	if n, err := g.NumObjects(); err != nil || n != want {
-		return cmp.Or(err, fmt.Errorf("%s holds %d objects, the manifest lists %d", path, n, want))
-	}
-	return nil
-}
-
-func verifySlice(file *hdf5.File, s *SliceInfo) (err error) {
-	ds, err := openSet(&file.CommonFG, kindGroups[s.Kind]+"/"+s.Name, hdf5.T_IEEE_F32LE, append([]int{s.Rows}, s.Shape[1:]...))
-	if err != nil {
-		return err
-	}
-	defer closing(ds, s.Name, &err)
-	shape, err := readInts(ds, "shape", len(s.Shape))
-	if err != nil {
-		return err
-	}
-	if !slices.EqualFunc(shape, s.Shape, func(a int64, b int) bool { return a == int64(b) }) {
-		return fmt.Errorf("global shape %v in the file", shape)
-	}
-	if row0, err := readInts(ds, "row0", 1); err != nil || row0[0] != int64(s.Row0) {
-		return cmp.Or(err, fmt.Errorf("row0 %v in the file, %d in the manifest", row0, s.Row0))
-	}
-	if dtype, err := readStringAttr(ds.Identifier, "dtype"); err != nil || dtype != s.DType {
-		return cmp.Or(err, fmt.Errorf("dtype %q in the file, %q in the manifest", dtype, s.DType))
-	}
-	return nil
-}
-
-func verifyState(file *hdf5.File, m *Meta) (err error) {
-	differs := func(name string, err error) error {
-		if err != nil {
-			return fmt.Errorf("/state/%s: %w", name, err)
-		}
-		return fmt.Errorf("/state/%s is not what the manifest says", name)
-	}
-	g, err := file.OpenGroup("/state")
-	if err != nil {
-		return fmt.Errorf("open /state: %w", err)
-	}
-	defer closing(g, "/state", &err)
-	for _, a := range stateTexts(m) {
-		if s, err := readStringAttr(g.Identifier, a[0]); err != nil || s != a[1] {
-			return differs(a[0], err)
-		}
-	}
-	for _, a := range stateInts(m) {
-		if v, err := readInts(g, a.name, 1); err != nil || v[0] != a.value {
-			return differs(a.name, err)
-		}
-	}
-	if same, err := sameText(&g.CommonFG, "config", m.Config); err != nil || !same {
-		return differs("config", err)
-	}
-	if seed, err := readUint(g, "seed"); err != nil || seed != m.Seed {
-		return differs("seed", err)
-	}
-	for _, b := range stateBlobs(m) {
-		if data, err := readBytes(&g.CommonFG, b.name, len(b.data)); err != nil || !slices.Equal(data, b.data) {
-			return differs(b.name, err)
-		}
-	}
-	for _, k := range extraKeys(m) {
-		if same, err := sameText(&g.CommonFG, "extra/"+k, string(m.Extra[k])); err != nil || !same {
-			return differs("extra/"+k, err)
-		}
-	}
-	return verifyCount(file, "/state/extra", uint(len(m.Extra)))
 }
