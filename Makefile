@@ -4,7 +4,7 @@ TRAIN := bin/train
 # The two packages that need cgo are checkpoint and comm/mpi; all the rest must cross-compile with portable kernels.
 CROSS := linux/arm64 darwin/arm64
 
-.PHONY: demo build test deps vet cross fuzz generate acceptance clean
+.PHONY: demo build test deps vet cross fuzz generate golden golden-update acceptance clean
 
 demo: build
 	rm -rf runs/demo
@@ -42,6 +42,14 @@ cross:
 generate:
 	cd internal/kernel/_gen && $(GO) run . 
 	git diff --exit-code internal/kernel
+
+# Compares the first steps of all presets, all digits, with internal/train/testdata/golden; test does so for the small ones.
+golden: deps
+	MOETOR_GOLDEN=all $(GO) test ./internal/train -run TestGolden
+
+# Rewrites those files, after a change that is meant to change numbers. It needs a CPU with all kernel implementations.
+golden-update: deps
+	$(GO) test ./internal/train -run TestGolden -update
 
 # Long checks that CI does not run; their results are in docs/.
 acceptance: build

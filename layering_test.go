@@ -17,11 +17,13 @@ import (
 const policy = `
 NONE < internal/kernel < internal/tensor;
 NONE < comm, data, parallel/pipeline, internal/trace;
+data < data/chat;
 comm < comm/inproc, comm/shm, comm/tcp, comm/commtest, comm/launch, parallel;
 internal/kernel, internal/tensor < model, optimizer, checkpoint;
 comm, internal/tensor < parallel/expert, parallel/shard;
 internal/kernel < parallel/shard;
-model, optimizer, data, parallel/pipeline < configs;
+model < internal/train/objective;
+model, optimizer, data/chat, parallel/pipeline, internal/train/objective < configs;
 configs, checkpoint, parallel, parallel/expert, parallel/shard, internal/trace < internal/train;
 everything < cmd/train;
 

@@ -12,10 +12,14 @@ import (
 	"bytes"
 	"fmt"
 	"path/filepath"
+	"reflect"
+	"slices"
 	"strings"
 	"time"
 
 	"moetor/data"
+	"moetor/data/chat"
+	"moetor/internal/train/objective"
 	"moetor/model"
 	"moetor/optimizer"
 )
@@ -37,6 +41,7 @@ type Run struct {
 // Output says where a run writes and how often.
 type Output struct {
 	Out       string `yaml:"out"`        // run directory; default runs/NAME
+	Init      string `yaml:"init"`       // checkpoint or run directory whose weights the first stage starts from; "" = random
 	Seed      uint64 `yaml:"seed"`       // of weights and of the order of samples
 	LogEvery  int    `yaml:"log_every"`  // steps per printed line
 	EvalEvery int    `yaml:"eval_every"` // steps between validations; 0 = none. Default 50 if any stage holds text out
@@ -72,10 +77,11 @@ type Comm struct {
 // Stage is one stage of training. Exactly one of Steps, Tokens and Epochs is set. All schedules count from its start.
 type Stage struct {
 	Name      string              `yaml:"name"`
-	Objective string              `yaml:"objective"` // lm
+	Objective string              `yaml:"objective"` // see objective.Names; lm: cross-entropy of the trained tokens
 	Data      []data.SourceConfig `yaml:"data"`
 	Val       data.ValConfig      `yaml:"val"`
-	Pack      data.PackConfig     `yaml:"pack"`
+	Pack      data.PackConfig     `yaml:"pack"`  // of documents
+	Chat      chat.Config         `yaml:"chat"`  // of conversations and preferences
 	Steps     int64               `yaml:"steps"` // 0: not given; likewise tokens and epochs
 	Tokens    int64               `yaml:"tokens"`
 	Epochs    int64               `yaml:"epochs"`
@@ -83,12 +89,15 @@ type Stage struct {
 	Rate      optimizer.Rate      `yaml:"rate"`
 	Optimizer optimizer.Config    `yaml:"optimizer"`
 	Router    Router              `yaml:"router"`
-	MTPWeight optimizer.Piecewise `yaml:"mtp_weight"` // lambda; default 0.3 if model.mtp.depth > 0, else 0
+	MTPWeight optimizer.Piecewise `yaml:"mtp_weight"` // lambda; default 0.3 if model.mtp.depth > 0 and objective is lm, else 0
+	// Preference holds the settings of the preference objectives; the default of each is the objective's.
+	Preference objective.Config `yaml:"preference"`
 }
 
-// Router holds the schedule of balancing without an auxiliary loss.
+// Router says how a stage balances experts.
 type Router struct {
-	BiasSpeed optimizer.Piecewise `yaml:"bias_speed"` // gamma; default 0.001 with a sigmoid gate, else 0
+	BiasSpeed optimizer.Piecewise `yaml:"bias_speed"` // gamma; default 0.001 with a sigmoid gate and objective lm, else 0: frozen
+	SeqAux    *float64            `yaml:"seq_aux"`    // alpha of the balance loss in this stage; default model.moe.seq_aux
 }
 
 // Default returns the configuration that an empty mapping stands for. Every default value is written here and in
@@ -149,19 +158,40 @@ func (r *Run) resolve(name string) {
 		}
 		if s.Router.BiasSpeed == nil {
 			s.Router.BiasSpeed = optimizer.Constant(0)
-			if r.Model.MoE.Score == "sigmoid" && r.hasMoE() {
+			if r.Model.MoE.Score == "sigmoid" && r.hasMoE() && !judged(s.Objective) {
 				s.Router.BiasSpeed = optimizer.Constant(0.001)
 			}
 		}
+		r.preferenceDefaults(i, s)
+		if s.Router.SeqAux == nil && r.Model.MoE.SeqAux >= 0 { // a wrong one is told under its own name
+			alpha := r.Model.MoE.SeqAux
+			s.Router.SeqAux = &alpha
+		}
 		if s.MTPWeight == nil {
 			s.MTPWeight = optimizer.Constant(0)
-			if r.Model.MTP.Depth > 0 {
+			if r.Model.MTP.Depth > 0 && !judged(s.Objective) {
 				s.MTPWeight = optimizer.Constant(0.3)
 			}
 		}
 	}
 	if _, set := r.origin["run.eval_every"]; !set && !held {
 		r.Run.EvalEvery = 0
+	}
+}
+
+// judged reports whether an objective learns from judged answers, which is all but lm.
+func judged(name string) bool {
+	return name != objective.LM && slices.Contains(objective.Names(), name)
+}
+
+// preferenceDefaults fills what nobody set with the objective's defaults. A 0 that somebody wrote stays, to be refused.
+func (r *Run) preferenceDefaults(i int, s *Stage) {
+	v, d := reflect.ValueOf(&s.Preference).Elem(), reflect.ValueOf(objective.Default(s.Objective))
+	for f := range v.NumField() {
+		name := v.Type().Field(f).Tag.Get("yaml")
+		if _, set := r.origin[fmt.Sprintf("stages.%d.preference.%s", i, name)]; !set {
+			v.Field(f).Set(d.Field(f))
+		}
 	}
 }
 

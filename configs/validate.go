@@ -10,6 +10,8 @@ import (
 	"time"
 
 	"moetor/data"
+	"moetor/data/chat"
+	"moetor/internal/train/objective"
 	"moetor/optimizer"
 	"moetor/parallel/pipeline"
 )
@@ -191,7 +193,14 @@ func (c *checker) stageRanges(i int, s *Stage) {
 		// Checkpoint directories carry the name.
 		c.addf("%s=%s must be up to 32 of a-z, 0-9, - and _, beginning with a letter", at("name"), quote(s.Name))
 	}
-	c.oneOf(at("objective"), s.Objective, []string{"lm"})
+	c.oneOf(at("objective"), s.Objective, objective.Names())
+	if slices.Contains(objective.Names(), s.Objective) {
+		c.addAll(objective.Validate(at("preference"), s.Objective, s.Preference))
+		c.addAll(s.Chat.Validate(at("chat"), form(s.Objective)))
+	}
+	if a := s.Router.SeqAux; a != nil {
+		c.number(at("router.seq_aux"), *a, false)
+	}
 	c.oneOf(at("optimizer.kind"), s.Optimizer.Kind, optimizer.Kinds())
 
 	c.between(at("steps"), s.Steps, 0, maxSteps)
@@ -375,8 +384,52 @@ func (c *checker) stage(i int) {
 			c.addf("%s has no effect with model.moe.score=%s: only the sigmoid gate has a selection bias", at("router.bias_speed"), r.Model.MoE.Score)
 		}
 	}
+	c.judged(i, s)
 	if !s.MTPWeight.Zero() && r.Model.MTP.Depth == 0 {
 		c.addf("%s has no effect with model.mtp.depth=0", at("mtp_weight"))
+	}
+}
+
+// form is what the data of an objective is made of.
+func form(name string) chat.Form {
+	_, needs, err := objective.New(name, objective.Default(name))
+	switch {
+	case err != nil:
+		return chat.Instruct
+	case needs.Unpaired:
+		return chat.SingleLabel
+	case needs.Pairs:
+		return chat.Preference
+	}
+	return chat.Instruct
+}
+
+// judged checks the rules of stages that learn from preferences.
+func (c *checker) judged(i int, s *Stage) {
+	r := c.run
+	at := func(name string) string { return fmt.Sprintf("stages.%d.%s", i, name) }
+	if !judged(s.Objective) {
+		return
+	}
+	if !s.MTPWeight.Zero() {
+		c.addf("%s has no effect with %s=%s: it is a loss of next tokens", at("mtp_weight"), at("objective"), s.Objective)
+	}
+	if s.Pack != (data.PackConfig{}) {
+		c.addf("%s has no effect with %s=%s: it packs documents", at("pack"), at("objective"), s.Objective)
+	}
+	if s.Objective == objective.Reward && i+1 < len(r.Stages) {
+		c.addf("%s=%s must be the last stage: a reward model has no words to go on with", at("objective"), s.Objective)
+	}
+	if form(s.Objective) != chat.Preference {
+		return
+	}
+	for _, x := range []struct {
+		name string
+		n    int
+	}{{"parallel.microbatch", r.Parallel.Microbatch}, {at("batch.start"), s.Batch.Start}, {at("batch.end"), s.Batch.End}, {at("batch.step"), s.Batch.Step}} {
+		if x.n%2 != 0 {
+			c.addf("%s=%d must be even with %s=%s: it counts sequences, and a pair has two", x.name, x.n, at("objective"), s.Objective)
+		}
 	}
 }
 

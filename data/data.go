@@ -15,6 +15,10 @@ type Batch struct {
 	Weight          []float32 // Seqs*Len: share of each target in the loss
 	Starts          []int32   // attention segment bounds as flat row numbers, ascending, Starts[0]==0; each row begins one
 	Valid           []int32   // Seqs: real tokens of each row; the others must count nowhere, in no routing statistic either
+
+	IDs    []int64 // Seqs: number of each sequence's example in an epoch of its source, both of a pair the pair's; nil for documents
+	Labels []int8  // Seqs: +1 chosen or desirable, -1 rejected or undesirable; nil without preferences
+	Pairs  bool    // sequences 2i and 2i+1 are the chosen and the rejected answer of one pair
 }
 
 // reset makes b hold seqs rows of n tokens of any content, in the memory it has if that is enough.
@@ -25,6 +29,7 @@ func (b *Batch) reset(seqs, n int) {
 	b.Weight = sized(b.Weight, seqs*n)
 	b.Valid = sized(b.Valid, seqs)
 	b.Starts = b.Starts[:0]
+	b.IDs, b.Labels, b.Pairs = nil, nil, false
 }
 
 func sized[T any](s []T, n int) []T {

@@ -37,7 +37,11 @@ const (
 var embeddedFS embed.FS
 
 // embeddedFiles are the texts compiled in; embedded/ATTRIBUTION.md says where they come from.
-var embeddedFiles = map[string]string{"shakespeare": "embedded/tinyshakespeare.txt.zst"}
+var embeddedFiles = map[string]string{
+	"shakespeare":     "embedded/tinyshakespeare.txt.zst",
+	"tldr":            "embedded/tldr-chat.jsonl.zst",
+	"gsm8k-solutions": "embedded/gsm8k-model-solutions.jsonl.zst",
+}
 
 func embeddedNames() string {
 	names := slices.Sorted(maps.Keys(embeddedFiles))
@@ -175,10 +179,14 @@ func (f input) scan(ctx context.Context, src SourceConfig, out sink, m *meta, nu
 		return sum, fmt.Errorf("%s: %w", f.name, err)
 	}
 	defer done()
+	text := bufio.NewReaderSize(plain, 4096) // larger reads go past its buffer
+	if head, _ := text.Peek(4); plain != io.Reader(stored) && packed(head) {
+		return sum, fmt.Errorf("%s: is compressed twice; decompress it once", f.name)
+	}
 	if f.format(src) == formatJSONL {
-		err = scanJSONL(ctx, plain, src.field(), out, m, number)
+		err = scanJSONL(ctx, text, src.field(), out, m, number)
 	} else {
-		err = scanText(ctx, plain, make([]byte, chunkBytes), out, m)
+		err = scanText(ctx, text, make([]byte, chunkBytes), out, m)
 	}
 	if errors.Is(err, io.ErrUnexpectedEOF) {
 		err = fmt.Errorf("compressed data ends too early, the file is cut off (after %d bytes of text)", m.Bytes-before)
@@ -193,6 +201,13 @@ func (f input) scan(ctx context.Context, src SourceConfig, out sink, m *meta, nu
 	return sum, nil
 }
 
+var gzipMagic, zstdMagic = []byte{0x1f, 0x8b}, []byte{0x28, 0xb5, 0x2f, 0xfd}
+
+// packed tells whether data that begins so is compressed.
+func packed(head []byte) bool {
+	return bytes.HasPrefix(head, gzipMagic) || bytes.HasPrefix(head, zstdMagic)
+}
+
 // decompress recognises gzip and zstd by their first bytes, and refuses a name that promises what the content is not.
 func decompress(r *bufio.Reader, name string) (io.Reader, func(), error) {
 	head, err := r.Peek(4)
@@ -201,7 +216,7 @@ func decompress(r *bufio.Reader, name string) (io.Reader, func(), error) {
 	}
 	name = strings.ToLower(name)
 	switch {
-	case bytes.HasPrefix(head, []byte{0x1f, 0x8b}):
+	case bytes.HasPrefix(head, gzipMagic):
 		z, err := gzip.NewReader(r)
 		if err == io.EOF {
 			err = io.ErrUnexpectedEOF
@@ -213,7 +228,7 @@ func decompress(r *bufio.Reader, name string) (io.Reader, func(), error) {
 			return nil, nil, err
 		}
 		return z, func() { z.Close() }, nil
-	case bytes.HasPrefix(head, []byte{0x28, 0xb5, 0x2f, 0xfd}):
+	case bytes.HasPrefix(head, zstdMagic):
 		z, err := zstd.NewReader(r, zstd.WithDecoderConcurrency(1))
 		if err != nil {
 			return nil, nil, err

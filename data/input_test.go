@@ -245,7 +245,7 @@ func TestOpenErrors(t *testing.T) {
 		{"directory in glob", source(dir + "/*.txt"), "sub.txt is a directory"},
 		{"not a file", source(os.DevNull), "not a regular file"},
 		{"no path", source(""), "data.0.path: names no file"},
-		{"embedded", source("embedded:homer"), "no such embedded text; there is embedded:shakespeare"},
+		{"embedded", source("embedded:homer"), "no such embedded text; there is embedded:gsm8k-solutions, embedded:shakespeare"},
 		{"empty", source(file("empty", nil)), "empty: holds no text"},
 		{"empty gz", source(file("empty.gz", nil)), "empty.gz: holds no text"},
 		{"gz of nothing", source(file("nothing.gz", gz(t, nil))), "nothing.gz: holds no text"},
@@ -355,4 +355,31 @@ func FuzzTextOf(f *testing.F) {
 			t.Fatalf("%q gives %q", line, text)
 		}
 	})
+}
+
+// TestCompressedTwice: what a first decompression leaves compressed is no text.
+func TestCompressedTwice(t *testing.T) {
+	plain := []byte(strings.Repeat("a text that compresses. ", 100))
+	enc, err := zstd.NewWriter(nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for name, content := range map[string][]byte{
+		"a.txt.gz.gz": gz(t, gz(t, plain)), "a.zst.gz": gz(t, enc.EncodeAll(plain, nil)), "a.gz.zst": enc.EncodeAll(gz(t, plain), nil),
+	} {
+		path := filepath.Join(t.TempDir(), name)
+		if err := os.WriteFile(path, content, 0o644); err != nil {
+			t.Fatal(err)
+		}
+		if _, _, err := read(t, SourceConfig{Path: path}); err == nil || !strings.Contains(err.Error(), name) || !strings.Contains(err.Error(), "twice") {
+			t.Errorf("%s: error %v, want one that names the file and says twice", name, err)
+		}
+	}
+	path := filepath.Join(t.TempDir(), "short.txt.gz") // shorter than the bytes that are looked at
+	if err := os.WriteFile(path, gz(t, []byte("ab")), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	if docs, _, err := read(t, SourceConfig{Path: path}); err != nil || len(docs) != 1 || docs[0] != "ab" {
+		t.Errorf("documents %q, %v", docs, err)
+	}
 }

@@ -105,7 +105,8 @@ func TestReadIsRandomAccess(t *testing.T) {
 				if err := src.Read(t.Context(), first+int64(r), 1, &one); err != nil {
 					t.Fatal(err)
 				}
-				row := Batch{1, 4, all.Tokens[4*r : 4*r+4], all.Targets[4*r : 4*r+4], all.Weight[4*r : 4*r+4], nil, all.Valid[r : r+1]}
+				row := Batch{Seqs: 1, Len: 4, Tokens: all.Tokens[4*r : 4*r+4], Targets: all.Targets[4*r : 4*r+4],
+					Weight: all.Weight[4*r : 4*r+4], Valid: all.Valid[r : r+1]}
 				for len(starts) > 0 && int(starts[0]) < 4*r+4 {
 					row.Starts = append(row.Starts, starts[0]-int32(4*r))
 					starts = starts[1:]

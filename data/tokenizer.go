@@ -17,6 +17,20 @@ const (
 	KindChar = "char"
 )
 
+// Names of the special tokens that conversations are written with; every tokenizer has them. TokenReserved is left to chat
+// templates that need a token of their own.
+const (
+	TokenSystem    = "<|system|>"
+	TokenUser      = "<|user|>"
+	TokenAssistant = "<|assistant|>"
+	TokenTool      = "<|tool|>"
+	TokenEnd       = "<|end|>" // ends a turn
+	TokenReserved  = "<|reserved|>"
+)
+
+// chatTokens are their names in the order of their ids.
+var chatTokens = [...]string{TokenSystem, TokenUser, TokenAssistant, TokenTool, TokenEnd, TokenReserved}
+
 // TokenizerKinds lists the kinds a TokenizerConfig may ask for.
 func TokenizerKinds() []string { return []string{KindByte, KindChar} }
 
@@ -33,6 +47,8 @@ type Tokenizer interface {
 	Pad() int32 // fills samples; never EOS, so that masking padding cannot mask the end of a document
 	// Special names a special id ("<eos>"), "" for an id of text.
 	Special(id int32) string
+	// SpecialID is the inverse of Special.
+	SpecialID(name string) (int32, bool)
 	Marshal() ([]byte, error) // stored in checkpoints; LoadTokenizer restores
 }
 
@@ -80,7 +96,12 @@ type tokenizerFile struct {
 	Chars   string `json:"chars,omitempty"` // KindChar: the characters in order of their ids
 }
 
-const tokenizerVersion = 1
+// Version 2 of KindChar has the tokens of conversations. A tokenizer stored as version 1 stays without them, since the model
+// beside it has no rows for them.
+const (
+	tokenizerVersion     = 1
+	tokenizerVersionChat = 2
+)
 
 // LoadTokenizer restores a tokenizer from what Marshal returned.
 func LoadTokenizer(b []byte) (Tokenizer, error) {
@@ -93,8 +114,9 @@ func LoadTokenizer(b []byte) (Tokenizer, error) {
 	if _, err := dec.Token(); err != io.EOF {
 		return nil, fmt.Errorf("tokenizer: data after its end")
 	}
-	if f.Version != tokenizerVersion {
-		return nil, fmt.Errorf("tokenizer: version %d, this program reads version %d", f.Version, tokenizerVersion)
+	newest, known := map[string]int{KindByte: tokenizerVersion, KindChar: tokenizerVersionChat}[f.Kind]
+	if known && (f.Version < tokenizerVersion || f.Version > newest) {
+		return nil, fmt.Errorf("tokenizer: version %d of kind %s, this program reads versions %d to %d", f.Version, f.Kind, tokenizerVersion, newest)
 	}
 	switch f.Kind {
 	case KindByte:
@@ -112,20 +134,21 @@ func LoadTokenizer(b []byte) (Tokenizer, error) {
 		if len(chars) == 0 {
 			return nil, fmt.Errorf("tokenizer: kind %s without characters", f.Kind)
 		}
-		return newCharTokenizer(chars), nil
+		t := newCharTokenizer(chars)
+		t.chat = f.Version >= tokenizerVersionChat
+		return t, nil
 	}
 	return nil, fmt.Errorf("tokenizer: kind %q, want %s", f.Kind, strings.Join(TokenizerKinds(), " or "))
 }
 
-// byteTokenizer's ids are the 256 bytes, then the special tokens. The reserved ones give later stages ids of their own
-// (turns of a dialogue) without changing the shape of a trained model; 264 is a multiple of 8.
+// byteTokenizer's ids are the 256 bytes, then <eos>, <pad> and the tokens of conversations; 264 is a multiple of 8.
 type byteTokenizer struct{}
 
 const (
 	byteEOS = 256 + iota
 	bytePad
-	byteReserved // the first of those left
-	byteSize     = 264
+	byteChat // the first of chatTokens
+	byteSize = 264
 )
 
 func (byteTokenizer) Kind() string { return KindByte }
@@ -172,26 +195,40 @@ func (byteTokenizer) Special(id int32) string {
 		return "<eos>"
 	case id == bytePad:
 		return "<pad>"
-	case id >= byteReserved && id < byteSize:
-		return fmt.Sprintf("<reserved_%d>", id-byteReserved)
+	case id >= byteChat && id < byteSize:
+		return chatTokens[id-byteChat]
 	}
 	return ""
+}
+
+func (t byteTokenizer) SpecialID(name string) (int32, bool) { return specialID(t, 256, name) }
+
+// specialID looks for name among the ids from first on.
+func specialID(t Tokenizer, first int, name string) (int32, bool) {
+	for id := int32(first); name != "" && int(id) < t.Size(); id++ {
+		if t.Special(id) == name {
+			return id, true
+		}
+	}
+	return 0, false
 }
 
 func (byteTokenizer) Marshal() ([]byte, error) {
 	return json.Marshal(tokenizerFile{Kind: KindByte, Version: tokenizerVersion})
 }
 
-// charTokenizer's ids are the characters (Unicode code points) of one text in ascending order, then <eos>, <pad>, <unk>.
+// charTokenizer's ids are the characters (Unicode code points) of one text in ascending order, then <eos>, <pad>, <unk> and
+// the tokens of conversations.
 // A character that is not in the vocabulary, and every byte that is not part of valid UTF-8, encodes to <unk>.
 type charTokenizer struct {
 	chars []rune
 	ascii [utf8.RuneSelf]int32
 	ids   map[rune]int32 // characters above ASCII
+	chat  bool           // has chatTokens
 }
 
 func newCharTokenizer(chars []rune) *charTokenizer {
-	t := &charTokenizer{chars: chars, ids: make(map[rune]int32)}
+	t := &charTokenizer{chars: chars, ids: make(map[rune]int32), chat: true}
 	for c := range t.ascii {
 		t.ascii[c] = t.unk()
 	}
@@ -206,10 +243,16 @@ func newCharTokenizer(chars []rune) *charTokenizer {
 }
 
 func (t *charTokenizer) Kind() string { return KindChar }
-func (t *charTokenizer) Size() int    { return len(t.chars) + 3 }
 func (t *charTokenizer) EOS() int32   { return int32(len(t.chars)) }
 func (t *charTokenizer) Pad() int32   { return int32(len(t.chars)) + 1 }
 func (t *charTokenizer) unk() int32   { return int32(len(t.chars)) + 2 }
+
+func (t *charTokenizer) Size() int {
+	if t.chat {
+		return int(t.unk()) + 1 + len(chatTokens)
+	}
+	return int(t.unk()) + 1
+}
 
 func (t *charTokenizer) Encode(text string) []int32 {
 	return t.appendTokens(make([]int32, 0, len(text)), []byte(text))
@@ -245,7 +288,7 @@ func (t *charTokenizer) appendText(dst []byte, id int32) []byte {
 	switch {
 	case id >= 0 && int(id) < len(t.chars):
 		return utf8.AppendRune(dst, t.chars[id])
-	case id == t.EOS() || id == t.Pad():
+	case id == t.EOS() || id == t.Pad() || id > t.unk() && int(id) < t.Size():
 		return dst
 	}
 	return utf8.AppendRune(dst, utf8.RuneError)
@@ -260,11 +303,20 @@ func (t *charTokenizer) Special(id int32) string {
 	case t.unk():
 		return "<unk>"
 	}
+	if id > t.unk() && int(id) < t.Size() {
+		return chatTokens[id-t.unk()-1]
+	}
 	return ""
 }
 
+func (t *charTokenizer) SpecialID(name string) (int32, bool) { return specialID(t, len(t.chars), name) }
+
 func (t *charTokenizer) Marshal() ([]byte, error) {
-	return json.Marshal(tokenizerFile{Kind: KindChar, Version: tokenizerVersion, Chars: string(t.chars)})
+	version := tokenizerVersion
+	if t.chat {
+		version = tokenizerVersionChat
+	}
+	return json.Marshal(tokenizerFile{Kind: KindChar, Version: version, Chars: string(t.chars)})
 }
 
 // runeSet is a sink that collects the characters of documents.

@@ -63,7 +63,7 @@ func TestCharTokenizerShakespeare(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if tok.Size() != 65+3 {
+	if tok.Size() != 65+3+6 {
 		t.Fatalf("size %d", tok.Size())
 	}
 	for id, c := range shakespeareChars {
@@ -75,16 +75,54 @@ func TestCharTokenizerShakespeare(t *testing.T) {
 
 func TestCharTokenizerUTF8(t *testing.T) {
 	tok := charsOf(t, "aé\ufffd漢\xff")
-	if tok.Size() != 4+3 { // a é 漢 U+FFFD; the byte ff is no character
+	if tok.Size() != 4+3+6 { // a é 漢 U+FFFD; the byte ff is no character
 		t.Fatalf("size %d", tok.Size())
 	}
-	unk := int32(tok.Size() - 1)
+	unk := int32(4 + 2)
 	got := tok.Encode("漢a\xe6\xbczé\ufffd\xff")
 	if want := []int32{2, 0, unk, unk, unk, 1, 3, unk}; !slices.Equal(got, want) {
 		t.Fatalf("got %v, want %v", got, want)
 	}
-	if s := tok.Decode([]int32{2, unk, tok.EOS(), tok.Pad(), 1}); s != "漢\ufffdé" {
+	if s := tok.Decode([]int32{2, unk, tok.EOS(), tok.Pad(), unk + 1, unk + 6, 1, unk + 7}); s != "漢\ufffdé\ufffd" {
 		t.Fatalf("decoded %q", s)
+	}
+}
+
+// The ids of the chat tokens are part of trained models: 258..263 of bytes, the six after <unk> of characters.
+func TestChatTokens(t *testing.T) {
+	names := []string{"<|system|>", "<|user|>", "<|assistant|>", "<|tool|>", "<|end|>", "<|reserved|>"}
+	for tok, first := range map[Tokenizer]int32{byteTokenizer{}: 258, charsOf(t, "abc"): 6} {
+		for i, name := range names {
+			if id, ok := tok.SpecialID(name); !ok || id != first+int32(i) || tok.Special(id) != name {
+				t.Errorf("%s: %s is id %d %t, Special gives %q", tok.Kind(), name, id, ok, tok.Special(id))
+			}
+		}
+		for _, name := range []string{"", "a", "<|eos|>", "<|user|", "<reserved_0>"} {
+			if id, ok := tok.SpecialID(name); ok {
+				t.Errorf("%s: %q is special id %d", tok.Kind(), name, id)
+			}
+		}
+		if id, ok := tok.SpecialID("<eos>"); !ok || id != tok.EOS() {
+			t.Errorf("%s: <eos> is id %d %t", tok.Kind(), id, ok)
+		}
+		if tok.Size() != int(first)+6 {
+			t.Errorf("%s: size %d", tok.Kind(), tok.Size())
+		}
+	}
+}
+
+// A character tokenizer stored before there were chat tokens keeps its size, or its model would not fit it.
+func TestTokenizerVersion1(t *testing.T) {
+	old := `{"kind":"char","version":1,"chars":"ab"}`
+	tok, err := LoadTokenizer([]byte(old))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, ok := tok.SpecialID("<|end|>"); ok || tok.Size() != 2+3 || tok.Special(5) != "" || tok.Decode([]int32{5}) != "\ufffd" {
+		t.Errorf("size %d, <|end|> %t, id 5 is %q", tok.Size(), ok, tok.Special(5))
+	}
+	if b, err := tok.Marshal(); err != nil || string(b) != old {
+		t.Errorf("stored again as %s, %v", b, err)
 	}
 }
 
@@ -124,14 +162,16 @@ func TestTokenizerMarshal(t *testing.T) {
 			t.Fatal(err)
 		}
 		text := "z\x00ß?\"\\\n\u2028\xfe"
-		if back.Kind() != tok.Kind() || back.Size() != tok.Size() || !slices.Equal(back.Encode(text), tok.Encode(text)) {
+		if back.Kind() != tok.Kind() || back.Size() != tok.Size() || back.Special(int32(tok.Size()-1)) != "<|reserved|>" || !slices.Equal(back.Encode(text), tok.Encode(text)) {
 			t.Errorf("%s differs after a round trip", tok.Kind())
 		}
 	}
 	for in, want := range map[string]string{
-		``:                                         "EOF",
-		`{"kind":"bpe","version":1}`:               `kind "bpe"`,
-		`{"kind":"byte","version":2}`:              "version 2",
+		``:                            "EOF",
+		`{"kind":"bpe","version":1}`:  `kind "bpe"`,
+		`{"kind":"byte","version":2}`: "version 2 of kind byte, this program reads versions 1 to 1",
+		`{"kind":"char","version":3,"chars":"a"}`:  "version 3",
+		`{"kind":"char","version":0,"chars":"a"}`:  "version 0",
 		`{"kind":"byte","version":1}x`:             "after its end",
 		`{"kind":"char","version":1}`:              "without characters",
 		`{"kind":"char","version":1,"x":1}`:        "unknown field",
@@ -156,7 +196,7 @@ func TestNewTokenizerErrors(t *testing.T) {
 		{TokenizerConfig{Kind: KindByte, File: "x"}, nil, "tokenizer.file=x: has no effect with tokenizer.kind=byte"},
 		{TokenizerConfig{Kind: KindChar}, nil, "needs tokenizer.file or a source"},
 		{TokenizerConfig{Kind: KindChar, File: "nowhere.txt"}, nil, "tokenizer.file=nowhere.txt: no such file"},
-		{TokenizerConfig{Kind: KindChar, File: "embedded:x"}, nil, "tokenizer.file=embedded:x: no such embedded text; there is embedded:shakespeare"},
+		{TokenizerConfig{Kind: KindChar, File: "embedded:x"}, nil, "tokenizer.file=embedded:x: no such embedded text; there is embedded:"},
 		{TokenizerConfig{Kind: KindChar, File: empty}, nil, "has no characters"},
 		{TokenizerConfig{Kind: KindChar}, []SourceConfig{{Path: "nowhere.txt"}}, "data.0.path=nowhere.txt: no such file"},
 	} {

@@ -28,6 +28,9 @@ type Chunk struct {
 	free      []*pass     // first in, first out
 	sums      []Sums      // by micro-batch
 	outs      [][]float32 // outputs of Evaluate, by micro-batch
+	metrics   []float64   // the objective's, by micro-batch
+	perMicro  int         // how many of them
+	ofSeq     [][]float64 // by micro-batch, what LogProbs or Scores give
 	nonFinite *NonFiniteError
 }
 
@@ -95,15 +98,27 @@ func (c *Chunk) Bind(m []Micro, s Settings) {
 			c.release(i)
 		}
 	}
-	c.flying, c.sums, c.outs = grow(c.flying, len(m)), grow(c.sums, len(m)), grow(c.outs, len(m))
+	c.flying, c.sums, c.outs, c.ofSeq = grow(c.flying, len(m)), grow(c.sums, len(m)), grow(c.outs, len(m)), grow(c.ofSeq, len(m))
 	clear(c.flying)
 	clear(c.sums)
+	for i := range c.ofSeq {
+		c.ofSeq[i] = c.ofSeq[i][:0]
+	}
+	alpha := c.config.MoE.SeqAux
+	if s.SeqAux != nil {
+		alpha = *s.SeqAux
+	}
 	for _, r := range c.routers {
 		clear(r.Counts)
+		r.moe.SeqAux = alpha
 	}
 	c.nonFinite = nil
 	if c.head != nil {
-		c.head.lambda = s.MTPWeight
+		c.head.lambda, c.head.objective = s.MTPWeight, s.Objective
+		if c.perMicro = 0; s.Objective != nil {
+			c.perMicro = len(s.Objective.Metrics())
+		}
+		c.metrics = grow(c.metrics, c.perMicro*len(m))
 	}
 }
 
@@ -125,6 +140,12 @@ func (c *Chunk) take(micro int, in []float32, keep bool) (*pass, error) {
 	if c.flying[micro] != nil {
 		return nil, fmt.Errorf("micro-batch %d is in flight already", micro)
 	}
+	switch s := c.settings; {
+	case s.Objective != nil && s.MTPWeight != 0:
+		return nil, fmt.Errorf("micro-batch %d: an objective has no multi-token prediction, so its weight must be 0, not %v", micro, s.MTPWeight)
+	case c.config.Score && s.Objective == nil && keep:
+		return nil, fmt.Errorf("micro-batch %d: a reward model learns by an objective, and there is none", micro)
+	}
 	m := &c.micros[micro]
 	if err := m.check(c.config, micro); err != nil {
 		return nil, err
@@ -141,6 +162,10 @@ func (c *Chunk) take(micro int, in []float32, keep bool) (*pass, error) {
 		p = &pass{arena: tensor.NewArena(0), blocks: make([]blockPass, len(c.blocks))}
 	}
 	p.begin(c.config, micro, m, keep)
+	p.metrics = nil
+	if c.perMicro > 0 {
+		p.metrics = c.metrics[micro*c.perMicro:][:c.perMicro:c.perMicro]
+	}
 	c.flying[micro] = p
 	return p, nil
 }
@@ -155,6 +180,7 @@ func (c *Chunk) release(micro int) {
 // note takes over what a pass found and summed.
 func (c *Chunk) note(p *pass) {
 	c.sums[p.index] = p.sums
+	c.ofSeq[p.index] = append(c.ofSeq[p.index][:0], p.ofSeq...)
 	if n := p.nonFinite; n != nil && (c.nonFinite == nil || n.Before(c.nonFinite)) {
 		c.nonFinite = n
 	}

@@ -22,6 +22,7 @@ type Config struct {
 	Attention   Attention `yaml:"attention"`
 	MoE         MoE       `yaml:"moe"`
 	MTP         MTP       `yaml:"mtp"`
+	Score       bool      `yaml:"-"` // a reward model; see RewardModel
 }
 
 // Attention is the shape of multi-head latent attention (DeepSeek-V2 §2.1, DeepSeek-V3 §2.1.1).
@@ -75,7 +76,14 @@ func (c Config) hasMoE() bool { return c.Layers > c.DenseLayers || c.MTP.Depth >
 func (c Config) dense(layer int) bool { return layer < c.DenseLayers }
 
 // tiedCopy reports whether the head stage keeps a copy of the embedding table.
-func (c Config) tiedCopy() bool { return c.MTP.Depth > 0 || c.TieEmbed }
+func (c Config) tiedCopy() bool { return !c.Score && (c.MTP.Depth > 0 || c.TieEmbed) }
+
+// RewardModel is the reward model over a language model's blocks: where that has its head and MTP modules, it has
+// score.weight [1, d], which gives every position a score (Ouyang et al., 2022). It is trained by an [Objective] only.
+func (c Config) RewardModel() Config {
+	c.Score, c.MTP.Depth = true, 0
+	return c
+}
 
 func (a Attention) qk() int { return a.Nope + a.Rope } // columns of a query or key head
 
@@ -133,6 +141,9 @@ func (c Config) Validate() []error {
 	atLeast("mtp.depth", c.MTP.Depth, 0)
 	if c.MTP.Depth >= c.Context && c.Context > 0 {
 		bad("model.mtp.depth=%d leaves no position to predict in model.context=%d", c.MTP.Depth, c.Context)
+	}
+	if c.Score && c.MTP.Depth > 0 {
+		bad("model.mtp.depth=%d must be 0 for a reward model: its head predicts no tokens", c.MTP.Depth)
 	}
 	if c.hasMoE() {
 		errs = append(errs, c.MoE.validate()...)

@@ -25,7 +25,7 @@ func Count(c Config) Counts {
 		}
 	}
 	n.ActiveNoEmbed = n.Active
-	if !c.TieEmbed {
+	if !c.TieEmbed || c.Score {
 		n.ActiveNoEmbed -= int64(c.vocab()) * int64(c.Dim)
 	}
 	return n
@@ -82,6 +82,9 @@ func (c Config) layerFlops(layer, seqLen int) float64 {
 func (c Config) headFlops(seqLen int) float64 {
 	d := float64(c.Dim)
 	head := 2 * d * float64(c.vocab())
+	if c.Score {
+		head = 2 * d
+	}
 	n := head
 	for k := range c.MTP.Depth {
 		n += 2*d*2*d + c.layerFlops(c.Layers+k, seqLen) + head

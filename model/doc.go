@@ -1,6 +1,8 @@
 // Package model is the language model: DeepSeek-V3's architecture with hand-written backward passes, written as if there
 // were one device. Read it in this order: config.go and params.go (what there is), chunk.go (how a step drives it),
-// block.go, attention.go, ffn.go, router.go, experts.go, head.go, mtp.go (the mathematics), generate.go (decoding).
+// block.go, attention.go, ffn.go, router.go, experts.go, head.go, mtp.go, objective.go (the mathematics), generate.go and
+// samples.go (decoding). With 3,000 lines it is longer than a package of this module should be: it is the whole model, and
+// each file is one part of it with its backward; none has a use, or could be tested against the reference, without the rest.
 //
 // A [Chunk] is a range of layers. Its caller
 //
@@ -13,7 +15,9 @@
 //
 //	Loss + MTPWeight*MTP + Aux
 //
-// over all micro-batches, to be divided once by the weight of the whole global batch.
+// over all micro-batches, to be divided once by the weight of the whole global batch. Loss is cross-entropy weighted by
+// target, or whatever an [Objective] makes of the targets' log-probabilities (preference tuning) or of scores (a reward
+// model, see [Config.RewardModel]); the model knows no objective by name.
 //
 // Every gradient buffer is written by one kind of pass only: matrices inside blocks by BackwardWeight, everything else
 // (norm gains, embedding, head) by BackwardInput. So a schedule may interleave the two as it likes.

@@ -16,14 +16,23 @@ const logitRows = 128
 // The forward of a training pass stops at the normed states. Loss and gradients come from one walk over chunks of
 // logitRows rows in BackwardInput: logits, their cross-entropy and its gradient in place, gradient of the states, gradient
 // of the projection. So logits of a whole micro-batch never exist, none are computed twice (a loss in the forward would
-// cost a fourth product beside the three), and the projection's gradient is summed in the order of BackwardInput.
+// cost a fourth product beside the three), and the projection's gradient is summed in the order of BackwardInput. Chunks
+// in which no row has a weight are passed over. An [Objective] takes two walks.
+//
+// The head of a reward model (Config.Score) projects to one number instead, and has no MTP modules.
 type head struct {
 	layer   int // number after all layers and MTP modules
+	score   bool
+	place   Place // of the projection
 	norm    norm
-	project linear // [V, d]
+	project linear // [V, d], or [1, d] to a score
 	mtp     []*mtpModule
-	lambda  float64 // MTP weight of the step
 	logits  []float32
+
+	lambda    float64   // MTP weight of the step
+	objective Objective // of the step, or nil
+	y         []float64 // R: what the objective gets
+	slope     []float32 // R: what it gives
 
 	shifted []int32 // R: targets and weights of one MTP depth
 	weights []float32
@@ -37,7 +46,12 @@ type headPass struct {
 
 func newHead(c Config, part Part, byName map[string]*tensor.Param, rope *rope, x Exchange) *head {
 	table := byName[tiedKey]
-	h := &head{layer: c.Layers + c.MTP.Depth, norm: normOf(byName["model.norm.weight"], c.NormEps), logits: make([]float32, logitRows*c.vocab())}
+	h := &head{layer: c.Layers + c.MTP.Depth, norm: normOf(byName["model.norm.weight"], c.NormEps)}
+	if c.Score {
+		h.score, h.place, h.project = true, placeScore, linearOf(byName[scoreName])
+		return h
+	}
+	h.place, h.logits = placeHead, make([]float32, logitRows*c.vocab())
 	if c.TieEmbed {
 		h.project = linearOf(table)
 	} else {
@@ -49,12 +63,12 @@ func newHead(c Config, part Part, byName map[string]*tensor.Param, rope *rope, x
 	return h
 }
 
-// forward normalises the last block's output and runs the MTP modules.
+// forward normalises the last block's output and runs the MTP modules, which an objective has no use for.
 func (h *head) forward(ctx context.Context, p *pass, x tensor.Mat) error {
 	act := &p.head
 	act.x, act.hidden, act.rstd = x, p.arena.Mat(x.Rows, x.Cols), p.arena.Floats(x.Rows)
 	h.norm.forward(act.hidden, x, act.rstd)
-	if len(h.mtp) == 0 || !p.keep && h.lambda == 0 {
+	if len(h.mtp) == 0 || h.objective != nil || !p.keep && h.lambda == 0 {
 		return nil
 	}
 	act.mtp = grow(act.mtp, len(h.mtp))
@@ -68,18 +82,25 @@ func (h *head) forward(ctx context.Context, p *pass, x tensor.Mat) error {
 	return nil
 }
 
-// evaluate adds the losses to the pass.
+// evaluate adds the losses to the pass. Without an objective, a reward model has none.
 func (h *head) evaluate(p *pass) {
-	p.sums.Loss = h.loss(p.head.hidden, p.micro.Targets, p.micro.Weight)
-	for _, w := range p.micro.Weight {
-		p.sums.Weight += float64(w)
-	}
-	if h.lambda == 0 {
+	if h.objective != nil {
+		h.judge(p)
 		return
 	}
-	for k := range h.mtp {
-		h.shift(p, k)
-		p.sums.MTP += h.loss(p.head.mtp[k].state, h.shifted, h.weights) / float64(len(h.mtp))
+	if h.lambda != 0 { // first, since LogProbs takes what is last in y
+		for k := range h.mtp {
+			h.shift(p, k)
+			p.sums.MTP += h.loss(p.head.mtp[k].state, h.shifted, h.weights) / float64(len(h.mtp))
+		}
+	}
+	h.measure(p)
+	if h.score {
+		return
+	}
+	for r, w := range p.micro.Weight {
+		p.sums.Weight += float64(w)
+		p.sums.Loss += float64(w) * h.y[r]
 	}
 }
 
@@ -87,6 +108,15 @@ func (h *head) evaluate(p *pass) {
 func (h *head) backward(ctx context.Context, p *pass) (dx tensor.Mat, err error) {
 	act := &p.head
 	dHidden := p.arena.Mat(act.x.Rows, act.x.Cols)
+	if h.objective != nil {
+		h.judge(p)
+		if h.score {
+			h.scoreGrad(dHidden, act.hidden)
+		} else {
+			h.lossGrad(dHidden, act.hidden, p.micro.Targets, h.slope, 1)
+		}
+		return h.out(p, dHidden), nil
+	}
 	p.sums.Loss = h.lossGrad(dHidden, act.hidden, p.micro.Targets, p.micro.Weight, 1)
 	for _, w := range p.micro.Weight {
 		p.sums.Weight += float64(w)
@@ -107,9 +137,14 @@ func (h *head) backward(ctx context.Context, p *pass) (dx tensor.Mat, err error)
 			return dx, err
 		}
 	}
-	h.norm.backward(dHidden, dHidden, act.x, act.rstd)
-	p.watch(dHidden, true, h.layer, placeHead, -1)
-	return dHidden, nil
+	return h.out(p, dHidden), nil
+}
+
+// out turns the gradient of the normed states into that of the last block's output, in place.
+func (h *head) out(p *pass, dHidden tensor.Mat) tensor.Mat {
+	h.norm.backward(dHidden, dHidden, p.head.x, p.head.rstd)
+	p.watch(dHidden, true, h.layer, h.place, -1)
+	return dHidden
 }
 
 // shift makes the targets of MTP depth k (from 0): position i predicts the target of position i+k+1, where that position
@@ -124,15 +159,22 @@ func (h *head) shift(p *pass, k int) {
 	}
 }
 
-// loss is the sum of weight * -log p(target) over the rows of hidden, in float64 and in order.
+// loss sets y to -log p(target) of the rows of hidden that have a weight, and returns the sum of weight * y, in float64 and
+// in order.
 func (h *head) loss(hidden tensor.Mat, targets []int32, weight []float32) (sum float64) {
 	v := h.project.w.Rows
+	h.y = grow(h.y, hidden.Rows)
+	clear(h.y)
 	for from := 0; from < hidden.Rows; from += logitRows {
 		to := min(from+logitRows, hidden.Rows)
+		if zeros(weight[from:to]) {
+			continue
+		}
 		h.project.forward(tensor.MatOf(to-from, v, h.logits), hidden.RowRange(from, to), 0)
 		for r := from; r < to; r++ {
 			if w := weight[r]; w != 0 {
-				sum += float64(w) * kernel.CrossEntropyLoss(h.logits[(r-from)*v:(r-from+1)*v], int(targets[r]))
+				h.y[r] = kernel.CrossEntropyLoss(h.logits[(r-from)*v:(r-from+1)*v], int(targets[r]))
+				sum += float64(w) * h.y[r]
 			}
 		}
 	}
@@ -145,6 +187,10 @@ func (h *head) lossGrad(dHidden, hidden tensor.Mat, targets []int32, weight []fl
 	v, d := w.Rows, w.Cols
 	for from := 0; from < hidden.Rows; from += logitRows {
 		to := min(from+logitRows, hidden.Rows)
+		if zeros(weight[from:to]) {
+			clear(dHidden.Data[from*d : to*d])
+			continue
+		}
 		x := hidden.RowRange(from, to)
 		logits := tensor.MatOf(to-from, v, h.logits)
 		h.project.forward(logits, x, 0)
@@ -160,4 +206,13 @@ func (h *head) lossGrad(dHidden, hidden tensor.Mat, targets []int32, weight []fl
 		kernel.Gemm(kernel.TN, v, d, x.Rows, 1, logits.Data, v, x.Data, d, 1, g.Data, d)
 	}
 	return sum
+}
+
+func zeros(x []float32) bool {
+	for _, v := range x {
+		if v != 0 {
+			return false
+		}
+	}
+	return true
 }

@@ -14,6 +14,14 @@ type Micro struct {
 	Weight          []float32 // Rows: share of each target in the loss; 0 also where there is no target
 	Starts          []int32   // first row of every attention segment, ascending; positions restart there; every sequence starts one. nil: each sequence is one segment
 	Valid           []int32   // Seqs: real tokens of each sequence, the rest is padding at its end; nil: all are real
+
+	// What objectives read; the model does not. Each may be nil.
+	IDs    []int64   // Seqs: number of the example in its source's epoch; both sequences of a pair have the pair's
+	Labels []int8    // Seqs: +1 desirable or chosen, -1 undesirable or rejected
+	Pairs  bool      // sequences 2i and 2i+1 are the chosen and the rejected answer of one pair
+	Ref    []float64 // Seqs: the reference model's LogProbs
+
+	SeqWeight []float64 // Seqs: share of each sequence in the balance loss; nil: the sum of its target weights
 }
 
 // Rows is the number of token positions.
@@ -34,6 +42,19 @@ func (m *Micro) check(c Config, index int) error {
 		return fail("%d tokens, %d targets and %d weights for %d rows", len(m.Tokens), len(m.Targets), len(m.Weight), rows)
 	case m.Valid != nil && len(m.Valid) != m.Seqs:
 		return fail("%d counts of real tokens for %d sequences", len(m.Valid), m.Seqs)
+	}
+	for _, l := range []struct {
+		name string
+		has  bool
+		n    int
+	}{{"IDs", m.IDs != nil, len(m.IDs)}, {"labels", m.Labels != nil, len(m.Labels)}, {"reference log-probabilities", m.Ref != nil, len(m.Ref)},
+		{"balance weights", m.SeqWeight != nil, len(m.SeqWeight)}} {
+		if l.has && l.n != m.Seqs {
+			return fail("%d %s for %d sequences", l.n, l.name, m.Seqs)
+		}
+	}
+	if m.Pairs && m.Seqs%2 != 0 {
+		return fail("%d sequences are no pairs", m.Seqs)
 	}
 	for s, v := range m.Valid {
 		if v < 0 || int(v) > m.Len {
@@ -72,15 +93,18 @@ func (m *Micro) check(c Config, index int) error {
 // Sums of one micro-batch's loss terms, unscaled (the trainer divides by the global weight). Only the last stage fills
 // Loss, MTP and Weight; every stage with MoE layers fills Aux.
 type Sums struct {
-	Loss   float64 // sum over targets of weight * -log p
-	Weight float64 // sum of weights
-	MTP    float64 // sum over depths of weight * -log p, divided by depth count; without mtp_weight
-	Aux    float64 // balance loss as sum over sequences of (target weight of the sequence) * alpha*sum f P, over layers
+	Loss    float64   // sum over targets of weight * -log p; or the objective's loss
+	Weight  float64   // sum of weights; or the objective's
+	MTP     float64   // sum over depths of weight * -log p, divided by depth count; without mtp_weight
+	Aux     float64   // balance loss as sum over sequences of (balance weight of the sequence) * alpha*sum f P, over layers
+	Metrics []float64 // the objective's, on the last stage; nil without one; valid until the next Bind
 }
 
 // Settings of a step that follow schedules.
 type Settings struct {
-	MTPWeight float64 // lambda
+	MTPWeight float64   // lambda; 0 with an Objective
+	Objective Objective // nil: cross-entropy weighted by Micro.Weight
+	SeqAux    *float64  // alpha of the balance loss, at least 0; nil: the model's
 }
 
 // A segment is a range of rows whose tokens see each other.
@@ -100,7 +124,7 @@ type pass struct {
 	position  []int32   // R: position of a row within its segment
 	end       []int32   // R: end of the real rows of a row's segment
 	real      []int32   // N: rows of real tokens
-	seqWeight []float64 // Seqs: sum of target weights
+	seqWeight []float64 // Seqs: share in the balance loss
 	depthReal [][]int32 // per MTP depth: real rows that have a real token that far ahead
 
 	x      tensor.Mat // input of the chunk's first block
@@ -109,6 +133,9 @@ type pass struct {
 	jobs   []gradJob
 	sums   Sums
 
+	metrics []float64 // the objective's, zero or of an earlier pass; memory of the chunk
+	ofSeq   []float64 // Seqs: see Chunk.LogProbs and Chunk.Scores; empty until measured
+
 	nonFinite *NonFiniteError // first of this pass
 }
 
@@ -116,7 +143,7 @@ type pass struct {
 func (p *pass) begin(c Config, index int, m *Micro, keep bool) {
 	p.index, p.micro, p.keep, p.sums, p.nonFinite = index, m, keep, Sums{}, nil
 	p.arena.Reset()
-	p.jobs = p.jobs[:0]
+	p.jobs, p.ofSeq = p.jobs[:0], p.ofSeq[:0]
 	rows := m.Rows()
 	p.segments = p.segments[:0]
 	if m.Starts == nil {
@@ -154,6 +181,7 @@ func (p *pass) begin(c Config, index int, m *Micro, keep bool) {
 		}
 		p.seqWeight[s] = w
 	}
+	copy(p.seqWeight, m.SeqWeight)
 	p.depthReal = grow(p.depthReal, c.MTP.Depth)
 	for k := range p.depthReal {
 		p.depthReal[k] = p.depthReal[k][:0]

@@ -13,7 +13,7 @@ type NonFiniteError struct {
 	Backward bool // in a gradient
 	Micro    int
 	Layer    int    // -1: embedding; number of layers and MTP modules: head
-	Tensor   string // module whose output it is, or gradient of whose input, as in the parameters' names
+	Tensor   string // module whose output it is, or gradient of whose input, as in the parameters' names; or objective
 	Expert   int    // global number of the routed expert, or -1
 	Place    Place
 }
@@ -26,6 +26,8 @@ const (
 	placeExpert
 	placeBlock
 	placeHead
+	placeScore
+	placeObjective
 )
 
 func (e *NonFiniteError) Error() string {
@@ -54,9 +56,13 @@ func (e *NonFiniteError) Before(o *NonFiniteError) bool {
 
 // watch notes the first number of m that is not finite.
 func (p *pass) watch(m tensor.Mat, backward bool, layer int, at Place, expert int) {
-	if finite(m.Data) {
-		return
+	if !finite(m.Data) {
+		p.report(backward, layer, at, expert)
 	}
+}
+
+// report notes a number that is not finite.
+func (p *pass) report(backward bool, layer int, at Place, expert int) {
 	e := &NonFiniteError{Backward: backward, Micro: p.index, Layer: layer, Expert: expert, Place: at}
 	switch at {
 	case placeAttention:
@@ -70,6 +76,10 @@ func (p *pass) watch(m tensor.Mat, backward bool, layer int, at Place, expert in
 		}
 	case placeHead:
 		e.Tensor = "lm_head"
+	case placeScore:
+		e.Tensor = "score"
+	case placeObjective:
+		e.Tensor = "objective"
 	}
 	if p.nonFinite == nil || e.Before(p.nonFinite) {
 		p.nonFinite = e

@@ -80,7 +80,9 @@ func Tensors(c Config) []Info {
 	}
 	layer = c.Layers + c.MTP.Depth
 	add("model.norm.weight", c.Dim)
-	if !c.TieEmbed {
+	if c.Score {
+		add(scoreName, 1, c.Dim)
+	} else if !c.TieEmbed {
 		add("lm_head.weight", c.vocab(), c.Dim)
 	}
 	for l := c.Layers; l < c.Layers+c.MTP.Depth; l++ {
@@ -95,7 +97,10 @@ func Tensors(c Config) []Info {
 	return list
 }
 
-const embedName = "model.embed_tokens.weight"
+const (
+	embedName = "model.embed_tokens.weight"
+	scoreName = "score.weight"
+)
 
 func layerName(l int) string { return fmt.Sprintf("model.layers.%d.", l) }
 

@@ -136,8 +136,8 @@ func (r *Router) weigh(weight []float32, chosen []int32, s []float32) {
 //
 //	alpha Σ_i f_i P_i,  f_i = E/(K T) #{t : i among the top K of token t},  P_i = 1/T Σ_t s'_it,  s' = s / Σ_j s_j
 //
-// over the T real tokens of the sequence, times the sum of its target weights: divided by the weight of the global batch,
-// the terms are the mean over its sequences, however it is cut into micro-batches. The top K of f is of the plain
+// over the T real tokens of the sequence, times the sum of its target weights (or Micro.SeqWeight): divided by the weight
+// of the global batch, the terms are the mean over its sequences, however it is cut into micro-batches. The top K of f is of the plain
 // scores, without bias or groups. f has no gradient; s' gets the slope kept in act.
 func (r *Router) balance(p *pass, act *gatePass) {
 	m := r.moe

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"text/tabwriter"
 
+	"github.com/goccy/go-yaml"
 	"github.com/spf13/cobra"
 
 	"moetor/configs"
@@ -73,7 +74,13 @@ steps at which the batch size, the learning rate, the bias speed or the MTP weig
 				return err
 			}
 			if !schedule {
-				_, err := c.OutOrStdout().Write(configs.Marshal(run))
+				text := configs.Marshal(run)
+				if asJSON {
+					if text, err = yaml.YAMLToJSON(text); err != nil {
+						return err
+					}
+				}
+				_, err := c.OutOrStdout().Write(text)
 				return err
 			}
 			table, err := configs.ScheduleTable(run, ranks, func(i int) (int64, error) { return epochSamples(run, i) })
@@ -89,7 +96,7 @@ steps at which the batch size, the learning rate, the bias speed or the MTP weig
 	}
 	f.add(c)
 	c.Flags().BoolVar(&schedule, "schedule", false, "print the schedule of every stage")
-	c.Flags().BoolVar(&asJSON, "json", false, "with --schedule: print JSON")
+	c.Flags().BoolVar(&asJSON, "json", false, "print JSON")
 	c.Flags().IntVarP(&ranks, "ranks", "n", 0, "check the configuration for this many ranks")
 	return c
 }

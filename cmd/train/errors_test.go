@@ -59,7 +59,7 @@ func TestWrongUsage(t *testing.T) {
 		"not an assignment":              {launchWith("--set", "steps"), []string{"steps", "path=value"}},
 		"odd rope":                       {launchWith("--set", "model.attention.rope=3"), []string{"model.attention.rope=3", "even"}},
 		"recipe":                         {launchWith("--set", "precision.recipe=fp8"), []string{"precision.recipe=fp8", "fp32"}},
-		"objective":                      {launchWith("--set", "stages.0.objective=dpo"), []string{"objective=dpo", "lm"}},
+		"objective":                      {launchWith("--set", "stages.0.objective=ppo"), []string{"objective=ppo", "lm"}},
 		"tokenizer":                      {launchWith("--set", "tokenizer.kind=bpe"), []string{"tokenizer.kind=bpe", "byte"}},
 		"schedule":                       {launchWith("--set", "parallel.schedule=1f2b"), []string{"parallel.schedule=1f2b", "1f1b"}},
 		"vocabulary":                     {launchWith("--set", "model.vocab=100"), []string{"model.vocab=100", "264"}},

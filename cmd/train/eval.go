@@ -19,11 +19,26 @@ func evalCommand() *cobra.Command {
 		checkpoint, file, field string
 		batch, threads          int
 		asJSON                  bool
+		task                    taskFlags
 	)
 	c := &cobra.Command{
 		Use: "eval --checkpoint DIR --data FILE", Args: cobra.NoArgs,
-		Short: "Measure the loss and perplexity of a checkpoint on a text",
+		Short: "Measure a checkpoint: perplexity of a text, or accuracy on questions",
+		Long: `Measure a checkpoint.
+
+  --task perplexity   loss and perplexity of a text
+  --task choice       JSON lines with a question (or prompt, query), choices, and answer: an index from 0, a letter, or the
+                      text of one. Each choice is scored by its log-probability after the question; accuracy is given by the
+                      sum and by the mean per token
+  --task exact        JSON lines with a question and an answer: a number, or a text of which what follows #### counts
+                      (GSM8K). An answer is generated, always the most likely token, and what --pattern finds in it is
+                      compared, as numbers where both are
+
+Accuracies come with their 95 % Wilson interval. Files may be compressed by gzip or zstd.`,
 		RunE: func(c *cobra.Command, _ []string) error {
+			if err := task.check(c); err != nil {
+				return err
+			}
 			m, err := loadModel(checkpoint, threads)
 			if err != nil {
 				return err
@@ -33,6 +48,17 @@ func evalCommand() *cobra.Command {
 			}
 			if batch < 1 {
 				return usagef("--batch %d must be at least 1", batch)
+			}
+			if task.task != taskPerplexity {
+				r, err := task.run(context.Background(), c.ErrOrStderr(), m, file, batch)
+				switch {
+				case err != nil:
+					return err
+				case asJSON:
+					return printJSON(c, r)
+				}
+				r.print(c.OutOrStdout())
+				return nil
 			}
 			corpus, err := data.Open(context.Background(), data.OpenConfig{
 				Val:       data.ValConfig{Data: []data.SourceConfig{{Path: file, Field: field}}},
@@ -66,6 +92,7 @@ func evalCommand() *cobra.Command {
 	c.Flags().IntVar(&batch, "batch", 4, "sequences evaluated at once; does not change the result")
 	c.Flags().IntVar(&threads, "threads", 0, "kernel threads (default all cores)")
 	c.Flags().BoolVar(&asJSON, "json", false, "print JSON")
+	task.add(c)
 	return c
 }
 

@@ -4,19 +4,20 @@ import (
 	"context"
 	"crypto/rand"
 	"encoding/hex"
+	"errors"
 	"fmt"
 	"os"
+	"os/signal"
 	"path/filepath"
-	"runtime"
 	"strconv"
 	"strings"
+	"syscall"
+	"time"
 
 	"github.com/spf13/cobra"
 
 	"moetor/comm/launch"
 	"moetor/comm/shm"
-	"moetor/configs"
-	"moetor/internal/train"
 )
 
 type launchFlags struct {
@@ -25,7 +26,6 @@ type launchFlags struct {
 	nodes, node int
 	rendezvous  string
 	maxRestarts int
-	overwrite   bool
 	asJSON      bool
 }
 
@@ -48,7 +48,6 @@ and the same secret in MOETOR_SECRET.`,
 	fl.IntVar(&f.node, "node-rank", 0, "this host among them, from 0")
 	fl.StringVar(&f.rendezvous, "rendezvous", "", "HOST:PORT at which the ranks meet; needed with --nnodes")
 	fl.IntVar(&f.maxRestarts, "max-restarts", 0, "start again from the last checkpoint after a failure, this often")
-	fl.BoolVar(&f.overwrite, "overwrite", false, "delete the run that the run directory holds")
 	fl.BoolVar(&f.asJSON, "json", false, "print JSON at the end")
 	return c
 }
@@ -71,10 +70,6 @@ func (f *launchFlags) checkLaunch() error {
 		return usagef("--nnodes %d needs a secret that all hosts share: export MOETOR_SECRET", f.nodes)
 	case f.maxRestarts < 0:
 		return usagef("--max-restarts %d must not be negative", f.maxRestarts)
-	case f.resume && f.overwrite:
-		return usagef("--resume and --overwrite exclude each other")
-	case f.transport == "shm" && runtime.GOOS != "linux":
-		return usagef("--transport shm needs Linux; use tcp")
 	}
 	return f.check()
 }
@@ -91,10 +86,20 @@ func (f *launchFlags) launch(c *cobra.Command) error {
 	if err := f.checkDir(dir); err != nil {
 		return err
 	}
-	if err := f.preflight(run); err != nil {
+	if f.node == 0 { // hosts may share dir
+		unlock, err := lockDir(dir)
+		if err != nil {
+			return err
+		}
+		defer unlock()
+	}
+	// A reader of the output that goes away (| head) must not end a run of hours.
+	signal.Notify(make(chan os.Signal, 1), syscall.SIGPIPE)
+	if err := preflight(os.Stderr, run); err != nil {
 		return err
 	}
-	if err := f.prepareDir(dir, run); err != nil {
+	restore, err := f.prepareDir(dir, run, f.node*f.ranks, (f.node+1)*f.ranks)
+	if err != nil {
 		return err
 	}
 	self, err := os.Executable()
@@ -112,82 +117,23 @@ func (f *launchFlags) launch(c *cobra.Command) error {
 	if !f.resume {
 		job.RestartArgs = []string{"--resume"}
 	}
+	tty := "0" // said in any case: a variable of the user's own has no say
 	if isTerminal(c.ErrOrStderr()) {
-		job.Env = append(job.Env, ttyVar+"=1")
+		tty = "1"
 	}
+	job.Env = append(job.Env, ttyVar+"="+tty)
 	code, err := launch.Run(context.Background(), job)
 	if err != nil {
+		var failed *launch.Failure
+		if errors.As(err, &failed) && failed.Step == 0 {
+			restore()
+		}
 		if code == exitUsage {
 			return usage(err)
 		}
 		return fmt.Errorf("%w (logs: %s)", err, filepath.Join(dir, "rank-*.log"))
 	}
 	return f.conclude(c, dir, code)
-}
-
-// preflight opens the data before any rank starts, so that a wrong file is one line at once, and the ranks find the
-// tokens in the cache.
-func (f *launchFlags) preflight(run *configs.Run) error {
-	tok, err := train.OpenTokenizer(run)
-	if err != nil {
-		return usage(err)
-	}
-	for i := range run.Stages {
-		corpus, err := train.OpenCorpus(context.Background(), run, i, tok)
-		if err != nil {
-			return usage(err)
-		}
-		for _, s := range corpus.Report.Sources {
-			fmt.Fprintln(os.Stderr, s)
-			for _, b := range s.Bad {
-				fmt.Fprintln(os.Stderr, "  bad line:", b)
-			}
-		}
-		for _, n := range corpus.Report.Notes {
-			fmt.Fprintln(os.Stderr, n)
-		}
-		if err := corpus.Close(); err != nil {
-			return err
-		}
-	}
-	return nil
-}
-
-// checkDir refuses to write over a run, and a directory that cannot be made.
-func (f *launchFlags) checkDir(dir string) error {
-	held, _ := filepath.Glob(filepath.Join(dir, "checkpoints", "*", "manifest.json"))
-	if len(held) > 0 && !f.resume && !f.overwrite {
-		return usagef("%s holds a run (%d checkpoints): --resume goes on with it, --overwrite deletes it, --out DIR starts elsewhere", dir, len(held))
-	}
-	if err := os.MkdirAll(dir, 0o755); err != nil {
-		return usagef("--out %w", err)
-	}
-	return nil
-}
-
-// prepareDir empties the run directory of an older run where that was asked for, and writes config.yaml.
-func (f *launchFlags) prepareDir(dir string, run *configs.Run) error {
-	if f.overwrite {
-		for _, name := range []string{"checkpoints", "metrics.jsonl", "trace.json"} {
-			if err := os.RemoveAll(filepath.Join(dir, name)); err != nil {
-				return usage(err)
-			}
-		}
-	}
-	if !f.resume {
-		for r := f.node * f.ranks; r < (f.node+1)*f.ranks; r++ { // logs of this host's ranks only: hosts may share dir
-			old, _ := filepath.Glob(filepath.Join(dir, fmt.Sprintf("rank-%d.*", r)))
-			for _, name := range old {
-				os.Remove(name)
-			}
-		}
-	}
-	path := filepath.Join(dir, "config.yaml")
-	tmp := fmt.Sprintf("%s.node-%d", path, f.node)
-	if err := os.WriteFile(tmp, configs.Marshal(run), 0o644); err != nil {
-		return usage(err)
-	}
-	return usage(os.Rename(tmp, path))
 }
 
 // rankArgs are the arguments of every rank: the resolved configuration and the flags that are not part of it.
@@ -211,42 +157,57 @@ func (f *launchFlags) rankArgs(dir string) []string {
 	return args
 }
 
-// makeSegment makes the shared memory of a job on this host.
+// makeSegment makes the shared memory of a job on this host. It lies in the file system only until all ranks have opened it.
+// Of a launcher that was killed before that it stays, so a later one removes it: the lock tells that nobody waits for it.
 func makeSegment(size int) (string, func() error, error) {
+	sweepSegments(shm.Dir())
 	var b [8]byte
 	rand.Read(b[:])
 	path := filepath.Join(shm.Dir(), "moetor-"+hex.EncodeToString(b[:]))
 	if err := shm.Create(path, size, shm.Options{}); err != nil {
 		return "", nil, err
 	}
-	return path, func() error { return shm.Remove(path) }, nil
+	unlock, err := flockDir(path)
+	if err != nil {
+		shm.Remove(path)
+		return "", nil, err
+	}
+	return path, func() error { unlock(); return shm.Remove(path) }, nil
+}
+
+// sweepSegments removes segments under dir whose launcher is gone. One younger than a minute may be about to be locked.
+func sweepSegments(dir string) {
+	found, _ := filepath.Glob(filepath.Join(dir, "moetor-"+strings.Repeat("[0-9a-f]", 16)))
+	half, _ := filepath.Glob(filepath.Join(dir, ".moetor-new-*")) // of one killed while it made a segment
+	for _, path := range append(found, half...) {
+		st, err := os.Stat(path)
+		if err != nil || !st.IsDir() || time.Since(st.ModTime()) < time.Minute {
+			continue
+		}
+		if unlock, err := flockDir(path); err == nil {
+			os.RemoveAll(path)
+			unlock()
+		}
+	}
 }
 
 // conclude says where the result is and what to do with it.
 func (f *launchFlags) conclude(c *cobra.Command, dir string, code int) error {
-	if f.node == 0 {
-		r, _, err := train.OpenCheckpoint(dir)
+	stopped := code == exitStopped
+	switch {
+	case f.node > 0:
+	case f.asJSON:
+		m, path, err := newest(dir)
 		if err != nil {
 			return err
 		}
-		m := r.Meta()
-		path := r.Dir()
-		if err := r.Close(); err != nil {
+		if err := printJSON(c, map[string]any{"out": dir, "checkpoint": path, "stage": m.Stage, "step": m.Step, "tokens": m.Tokens, "stopped": stopped}); err != nil {
 			return err
 		}
-		if f.asJSON {
-			if err := printJSON(c, map[string]any{"out": dir, "checkpoint": path, "stage": m.Stage, "step": m.Step, "tokens": m.Tokens, "stopped": code == exitStopped}); err != nil {
-				return err
-			}
-		} else {
-			w := c.ErrOrStderr()
-			fmt.Fprintf(w, "checkpoint: %s (%s step %d, %d tokens)\n", path, m.Stage, m.Step, m.Tokens)
-			self := filepath.Base(os.Args[0])
-			if code == exitStopped {
-				fmt.Fprintf(w, "stopped; go on with: %s launch -n %d --out %s --resume\n", self, f.ranks, dir)
-			} else {
-				fmt.Fprintf(w, "next: %s generate --checkpoint %s --prompt TEXT | %s inspect %s | %s eval --checkpoint %s --data FILE\n", self, dir, self, dir, self, dir)
-			}
+	default:
+		again := fmt.Sprintf("%s launch -n %d --out %s --resume", filepath.Base(os.Args[0]), f.ranks, dir)
+		if err := announce(c.ErrOrStderr(), dir, stopped, again); err != nil {
+			return err
 		}
 	}
 	if code != exitDone {

@@ -59,9 +59,15 @@ func run(args []string, stdout, stderr io.Writer) int {
 	if errors.As(err, &code) {
 		return int(code)
 	}
+	code = codeOf(err)
 	for _, line := range strings.Split(strings.TrimRight(err.Error(), "\n"), "\n") {
 		fmt.Fprintln(stderr, "train:", line)
 	}
+	return int(code)
+}
+
+// codeOf is the exit code of a command that ends with err.
+func codeOf(err error) exitCode {
 	var u usageError
 	if errors.As(err, &u) {
 		return exitUsage

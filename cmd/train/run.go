@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -8,6 +9,7 @@ import (
 	"os"
 	"os/signal"
 	"path/filepath"
+	"runtime"
 	"sync/atomic"
 	"syscall"
 	"time"
@@ -36,6 +38,7 @@ type rankFlags struct {
 	profile   string
 	kernel    string
 	threads   int
+	overwrite bool
 }
 
 func (f *rankFlags) add(c *cobra.Command) {
@@ -49,6 +52,7 @@ func (f *rankFlags) add(c *cobra.Command) {
 	fl.Int64Var(&f.trace, "trace", 0, "record this many steps of all ranks, after warm-up, in trace.json")
 	fl.StringVar(&f.profile, "profile", "", "write a Go profile of each rank: cpu, mem, block, mutex or trace")
 	fl.StringVar(&f.kernel, "kernel", "auto", "kernel implementation: auto, portable, avx2 or avx512")
+	fl.BoolVar(&f.overwrite, "overwrite", false, "delete the run that the run directory holds")
 	fl.IntVar(&f.threads, "threads", 0, "kernel threads of a rank (default: cores / local ranks)")
 }
 
@@ -63,6 +67,10 @@ func (f *rankFlags) check() error {
 		return usagef("--threads %d must not be negative", f.threads)
 	case f.transport != "" && f.transport != "shm" && f.transport != "tcp":
 		return usagef("--transport %s is unknown; known: shm, tcp", f.transport)
+	case f.transport == "shm" && runtime.GOOS != "linux":
+		return usagef("--transport shm needs Linux; use tcp")
+	case f.resume && f.overwrite:
+		return usagef("--resume and --overwrite exclude each other")
 	}
 	if err := checkProfile(f.profile); err != nil {
 		return err
@@ -121,13 +129,20 @@ func checkKernel(name string) error {
 func runCommand() *cobra.Command {
 	var f rankFlags
 	c := &cobra.Command{
-		Use: "run", Args: cobra.NoArgs,
+		Use: "run --config NAME|FILE", Args: cobra.NoArgs,
 		Short: "Run one rank (rank and size from the launcher, OpenMPI, PMI, Slurm or torchrun-style variables)",
+		Long: `Run one rank of a job that another launcher starts: mpirun, srun or torchrun tell each process its rank and their number
+in the environment, or export RANK and WORLD_SIZE by hand; without any of these there is one rank. All ranks get the same
+arguments and share the run directory.
+
+On one host ranks meet in shared memory. Between hosts, or with --transport tcp, export MOETOR_SECRET, the same random
+string on all, and MOETOR_RENDEZVOUS=HOST:PORT (or MASTER_ADDR and MASTER_PORT), where rank 0 listens; Slurm needs the
+secret alone.`,
 		RunE: func(c *cobra.Command, _ []string) error {
 			if err := f.check(); err != nil {
 				return err
 			}
-			rank, err := launch.FromEnv(os.Getenv)
+			rank, err := launch.FromEnv(f.getenv)
 			if err != nil {
 				return usage(err)
 			}
@@ -138,52 +153,88 @@ func runCommand() *cobra.Command {
 	return c
 }
 
+// getenv is the environment, in which --transport stands for its variable.
+func (f *rankFlags) getenv(name string) string {
+	if name == "MOETOR_TRANSPORT" && f.transport != "" {
+		return f.transport
+	}
+	return os.Getenv(name)
+}
+
 // runRank is the life of one rank. Its errors go to the launcher, which shows the first one.
 func runRank(c *cobra.Command, f *rankFlags, rank launch.Rank) (err error) {
-	step := new(atomic.Int64)
+	step, steps := new(atomic.Int64), int64(0)
+	restore := func() {}
+	log, closeLog := slog.New(slog.DiscardHandler), func() {}
+	var transport comm.Transport
+	defer func() { // after the report: what the others say of it then comes later
+		if transport != nil {
+			transport.Close()
+		}
+		closeLog()
+	}()
 	defer func() {
 		if r := recover(); r != nil {
 			err = fmt.Errorf("rank %d: internal error: %v", rank.Rank, r)
 			panicTrace(f.out, rank.Rank, r)
 		}
 		var code exitCode
-		if err != nil && !errors.As(err, &code) {
-			launch.Report(err, step.Load())
+		if err == nil || errors.As(err, &code) {
+			return
+		}
+		log.Error("failed", "error", err)
+		if step.Load() == 0 {
+			restore()
+		}
+		if launch.Report(err, step.Load()) { // the launcher's line is the one that the user reads
+			err = codeOf(err)
 		}
 	}()
+	foreign := rank.Source != "moetor"
 	run, err := f.resolve(rank.Size)
-	if err != nil {
+	if err != nil && !foreign {
 		return err
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	defer cancel()
+	stop := catchSignals(cancel)
+	limit := time.Minute
+	if run != nil {
+		limit = run.Comm.Timeout
+	}
+	joined, connectErr := connect(ctx, rank, limit)
+	if connectErr != nil {
+		return cmp.Or(err, connectErr) // ranks that refuse their configuration may not have waited
+	}
+	transport = joined
+	if foreign { // nobody has prepared the run
+		if err == nil {
+			restore, err = f.prepareRank(ctx, c.ErrOrStderr(), run, rank)
+		}
+		if err = agree(ctx, transport, err); err != nil {
+			return err
+		}
 	}
 	dir := run.Run.Out
 	if err := os.MkdirAll(dir, 0o755); err != nil {
 		return usage(err)
 	}
-	log, closeLog, err := openLog(dir, rank.Rank)
+	file, closeFile, err := openLog(dir, rank.Rank)
 	if err != nil {
 		return usage(err)
 	}
-	defer closeLog()
+	log, closeLog = file, closeFile
 	if f.kernel != "auto" {
 		kernel.Use(f.kernel)
 	}
 	defer startProfile(f.profile, dir, rank.Rank)()
-
-	ctx, cancel := context.WithCancel(context.Background())
-	defer cancel()
-	stop := catchSignals(cancel)
-	transport, err := connect(ctx, f.transport, rank, run.Comm.Timeout)
-	if err != nil {
-		return err
-	}
-	defer transport.Close()
 	log.Info("connected", "rank", rank.Rank, "size", rank.Size, "source", rank.Source, "kernel", kernel.Active())
 
 	d := newDisplay(c.ErrOrStderr())
 	t, err := train.New(ctx, run, transport, train.Options{
 		Dir: dir, Resume: f.resume, Stages: f.stages, StopAfter: f.stopAfter, TraceSteps: f.trace,
 		LocalRanks: rank.LocalSize, Threads: f.threads, Stop: stop, Log: log,
-		Progress: func(s int64) { step.Store(s); launch.Progress(s) },
+		Progress: func(s int64) { step.Store(s); steps++; launch.Progress(s) },
 		Show:     d.show, Note: d.note,
 	})
 	if err != nil {
@@ -192,19 +243,36 @@ func runRank(c *cobra.Command, f *rankFlags, rank launch.Rank) (err error) {
 	out, err := t.Run(ctx)
 	d.end()
 	if err != nil {
-		log.Error("failed", "error", err)
 		return err
 	}
+	if rank.Rank == 0 {
+		f.remark(d, out, steps)
+	}
 	log.Info("ended", "step", out.Step, "checkpoint", out.Checkpoint, "stopped", out.Stopped)
+	if foreign && rank.Rank == 0 {
+		if err := announce(c.ErrOrStderr(), dir, out.Stopped, "the same command and --resume"); err != nil {
+			return err
+		}
+	}
 	if out.Stopped && stop.Load() {
 		return exitCode(exitStopped)
 	}
 	return nil
 }
 
+// remark says what a user may have expected of a launch that did as many steps, and did not get.
+func (f *rankFlags) remark(d *display, out train.Outcome, steps int64) {
+	if steps == 0 {
+		d.note("nothing left to do: the run is complete at step %d; more steps are stages.N.steps, tokens or epochs", out.Step)
+	}
+	if warm := int64(train.TraceWarmup); f.trace > 0 && steps < warm+f.trace {
+		d.note("no trace.json: --trace %d records after %d steps of warm-up, and this launch ended after %d", f.trace, warm, steps)
+	}
+}
+
 // connect joins the other ranks over the transport that the launcher, the flag or the layout asks for.
-func connect(ctx context.Context, name string, rank launch.Rank, timeout time.Duration) (comm.Transport, error) {
-	if rank.Size == 1 && rank.ShmPath == "" {
+func connect(ctx context.Context, rank launch.Rank, timeout time.Duration) (comm.Transport, error) {
+	if rank.Transport == "inproc" {
 		return inproc.New(1)[0], nil
 	}
 	if timeout > 0 {
@@ -212,22 +280,21 @@ func connect(ctx context.Context, name string, rank launch.Rank, timeout time.Du
 		ctx, cancel = context.WithTimeout(ctx, timeout)
 		defer cancel()
 	}
-	if name == "" {
-		name = rank.Transport
-	}
-	switch name {
+	switch rank.Transport {
 	case "shm":
-		if rank.ShmPath == "" {
-			return nil, usagef("--transport shm needs the segment that train launch makes; under another launcher use --transport tcp")
-		}
 		if rank.CreateShm {
 			if err := shm.Create(rank.ShmPath, rank.Size, shm.Options{}); err != nil {
 				return nil, err
 			}
 		}
-		return shm.Attach(ctx, rank.ShmPath, rank.Rank, rank.Size)
+		t, err := shm.Attach(ctx, rank.ShmPath, rank.Rank, rank.Size)
+		if err != nil && rank.CreateShm { // no launcher clears up after it
+			err = errors.Join(err, shm.Remove(rank.ShmPath))
+		}
+		return t, err
 	default:
-		return tcp.Connect(ctx, tcp.Config{Rank: rank.Rank, Size: rank.Size, Rendezvous: rank.Rendezvous, Secret: []byte(rank.Secret), Listener: rank.Listener()})
+		return tcp.Connect(ctx, tcp.Config{Rank: rank.Rank, Size: rank.Size, Rendezvous: rank.Rendezvous, Secret: []byte(rank.Secret),
+			Listener: rank.Listener(), Timeout: timeout, PeerTimeout: timeout})
 	}
 }
 

@@ -26,7 +26,12 @@ type job struct {
 
 func background(t *testing.T, args ...string) *job {
 	t.Helper()
-	j := &job{cmd: exec.Command(binary, args...), done: make(chan error, 1)}
+	return spawn(t, exec.Command(binary, args...))
+}
+
+func spawn(t *testing.T, c *exec.Cmd) *job {
+	t.Helper()
+	j := &job{cmd: c, done: make(chan error, 1)}
 	j.cmd.Stderr = &j.stderr
 	if err := j.cmd.Start(); err != nil {
 		t.Fatal(err)

@@ -217,7 +217,7 @@ func (a *attempt) supervise(ctx context.Context) (int, error) {
 		select {
 		case e := <-a.events:
 			a.take(e)
-			if a.ending || cause(a.ranks) == nil {
+			if a.ending || cause(a.ranks, a.job.FirstRank) == nil {
 				continue
 			}
 			if waitsFor(a.ranks, a.job.FirstRank) == nil {
@@ -329,7 +329,7 @@ func (a *attempt) result(ctx context.Context) (int, error) {
 	if a.interrupts > 1 {
 		return 1, ErrInterrupted
 	}
-	if c := cause(a.ranks); c != nil {
+	if c := cause(a.ranks, a.job.FirstRank); c != nil {
 		if a.interrupts > 0 && c.signal == syscall.SIGINT { // before the rank was ready to take it
 			return 1, ErrInterrupted
 		}

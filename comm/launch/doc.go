@@ -9,8 +9,8 @@
 // while there is a better one. Ranks die with the launcher, however it ends (Linux), and each has a process group of its
 // own, so that Ctrl-C on the terminal reaches the launcher alone.
 //
-// The first SIGINT or SIGTERM that the launcher gets goes on to every rank as SIGINT, once: ranks finish the step, write a
-// checkpoint and exit with 3. The second kills them.
+// The first SIGINT, SIGTERM or SIGHUP (the terminal is gone; not under nohup) that the launcher gets goes on to every rank as
+// SIGINT, once: ranks finish the step, write a checkpoint and exit with 3. The second kills them.
 //
 // # Being a rank
 //

@@ -227,6 +227,9 @@ func (e *environ) reach(r *Rank) {
 	}
 	r.Secret = e.getenv(envSecret)
 	r.ShmPath = e.getenv(envShmPath)
+	if r.Size == 1 && r.ShmPath == "" { // nobody to meet
+		r.Transport = "inproc"
+	}
 	r.listenFD, _ = e.number(envRendezvousFD, 3, 0)
 	r.Rendezvous = e.rendezvous(*r)
 	if e.err != nil {
@@ -235,8 +238,6 @@ func (e *environ) reach(r *Rank) {
 	local := r.LocalSize == r.Size
 	switch {
 	case r.Transport != "":
-	case r.Size == 1 && r.ShmPath == "":
-		r.Transport = "inproc"
 	case r.ShmPath != "", local && runtime.GOOS == "linux" && (r.Source != "moetor" || r.Rendezvous == ""):
 		r.Transport = "shm"
 	default:

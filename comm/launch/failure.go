@@ -60,26 +60,43 @@ func (s *state) failure() *Failure {
 	return f
 }
 
-// cause picks the failure to show: the first that is no consequence of another, else the first. Ranks that failed after the
-// launcher began to end them, zero times, do not count. nil: nobody failed.
-func cause(ranks []*state) *state {
+// cause picks the failure to show: the first of those nearest to the root. Ranks that failed after the launcher began to end
+// them, zero times, do not count. nil: nobody failed. first is the rank of ranks[0].
+func cause(ranks []*state, first int) *state {
 	var best *state
+	near := 0
 	for _, s := range ranks {
 		if s.failed.IsZero() {
 			continue
 		}
-		if best == nil || best.follows() && !s.follows() ||
-			best.follows() == s.follows() && s.failed.Before(best.failed) {
-			best = s
+		if n := nearness(s, ranks, first); best == nil || n > near || n == near && s.failed.Before(best.failed) {
+			best, near = s, n
 		}
 	}
 	return best
 }
 
+// nearness orders failures: one that is no consequence of another, then one that names a rank which never said a word (it
+// hangs, and is the cause itself), then one that names a rank of another host, then one that names a rank which follows a
+// further one.
+func nearness(s *state, ranks []*state, first int) int {
+	if !s.follows() {
+		return 3
+	}
+	i := *s.report.Peer - first
+	switch {
+	case i < 0 || i >= len(ranks):
+		return 1
+	case ranks[i].report == nil && ranks[i].failed.IsZero():
+		return 2
+	}
+	return 0
+}
+
 // waitsFor returns the rank among these whose news may still explain what is known so far, or nil: every failure is of
 // a rank that follows another one, and that one runs on without a word.
 func waitsFor(ranks []*state, first int) *state {
-	c := cause(ranks)
+	c := cause(ranks, first)
 	if c == nil || !c.follows() {
 		return nil
 	}

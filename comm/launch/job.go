@@ -115,7 +115,7 @@ func (j *Job) check() error {
 // the rank, ErrInterrupted, that of ctx, or says why the job could not start. It comes within Grace and three seconds of a
 // rank's death. Cancelling ctx ends the ranks as a failure does.
 //
-// While it runs, Run takes the process's SIGINT and SIGTERM, see the package comment.
+// While it runs, Run takes the process's SIGINT, SIGTERM and SIGHUP, see the package comment.
 func Run(ctx context.Context, j Job) (code int, err error) {
 	if err := j.check(); err != nil {
 		return 2, err
@@ -127,6 +127,9 @@ func Run(ctx context.Context, j Job) (code int, err error) {
 	}
 	signals := make(chan os.Signal, 4)
 	signal.Notify(signals, os.Interrupt, syscall.SIGTERM)
+	if !signal.Ignored(syscall.SIGHUP) { // nohup
+		signal.Notify(signals, syscall.SIGHUP)
+	}
 	defer signal.Stop(signals)
 	for try := 0; ; try++ {
 		a := attempt{job: &j, number: try, signals: signals}

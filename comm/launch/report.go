@@ -48,8 +48,9 @@ var self = sync.OnceValue(func() *reporter { return newReporter(os.Getenv) })
 func Progress(step int64) { self().progress(step) }
 
 // Report tells the launcher the error that this rank ends with, and the step. Call it before closing the transport where
-// possible: what others report as a consequence then comes later.
-func Report(err error, step int64) { self().report(err, step) }
+// possible: what others report as a consequence then comes later. It tells whether a launcher took the report, which then
+// shows it, or the failure that it follows from: the rank need not say it again.
+func Report(err error, step int64) bool { return self().report(err, step) }
 
 func (r *reporter) progress(step int64) {
 	r.mu.Lock()
@@ -65,9 +66,9 @@ func (r *reporter) progress(step int64) {
 	r.write(r.line)
 }
 
-func (r *reporter) report(err error, step int64) {
+func (r *reporter) report(err error, step int64) bool {
 	if err == nil {
-		return
+		return false
 	}
 	n := note{Rank: r.rank, Step: step, Error: err.Error(), Time: time.Now()}
 	var pe *comm.PeerError
@@ -76,13 +77,14 @@ func (r *reporter) report(err error, step int64) {
 	}
 	line, jsonErr := json.Marshal(n)
 	if jsonErr != nil {
-		return
+		return false
 	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if r.w != nil {
 		r.write(append(line, '\n'))
 	}
+	return r.w != nil
 }
 
 // write stops reporting when nobody reads any more; the rank goes on.

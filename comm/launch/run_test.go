@@ -215,6 +215,9 @@ func job(t *testing.T, role string, n int) (j Job, dir string, out, errs *bytes.
 			t.Errorf("segment is left: %v", left)
 		}
 		for pid := range pids(dir) {
+			for i := 0; i < 100 && running(pid); i++ { // killed, which takes a moment on a busy machine
+				time.Sleep(10 * time.Millisecond)
+			}
 			if running(pid) {
 				t.Errorf("process %d is left", pid)
 				syscall.Kill(pid, syscall.SIGKILL)

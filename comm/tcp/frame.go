@@ -20,14 +20,16 @@ import (
 //	offset  bytes
 //	     0      4  magic "MOEF"
 //	     4      1  version
-//	     5      3  zero
+//	     5      1  kind: 0 message, 1 farewell
+//	     6      2  zero
 //	     8      4  tag
 //	    12      4  number of the frame on this connection, from 0
 //	    16      8  length of the payload in bytes
 //	    24      4  CRC-32C of the payload
 //	    28      4  CRC-32C of the 28 bytes before
 //
-// All numbers are little-endian.
+// All numbers are little-endian. The last frame of a rank that closes is a farewell: its tag is one more than the rank
+// that it lost first, 0 if none, and it has no payload. A stream that ends without it is of a rank that died.
 const (
 	headerBytes  = 32
 	frameMagic   = "MOEF"
@@ -37,11 +39,21 @@ const (
 	smallPayload = 4 << 10
 	// growBytes is the most memory taken for a payload before any of it has arrived.
 	growBytes = 1 << 20
+
+	kindMessage  = 0
+	kindFarewell = 1
 )
+
+// A farewell ends the stream of a rank that has closed its transport.
+type farewell struct{ lost int } // the rank that it lost first, or -1
+
+func (f *farewell) Error() string { return comm.ErrPeerClosed.Error() }
+func (f *farewell) Unwrap() error { return comm.ErrPeerClosed }
 
 var castagnoli = crc32.MakeTable(crc32.Castagnoli)
 
 type header struct {
+	kind   byte
 	tag    comm.Tag
 	seq    uint32
 	length uint64
@@ -51,7 +63,7 @@ type header struct {
 func (h *header) encode(b *[headerBytes]byte) {
 	le := binary.LittleEndian
 	copy(b[:], frameMagic)
-	b[4], b[5], b[6], b[7] = frameVersion, 0, 0, 0
+	b[4], b[5], b[6], b[7] = frameVersion, h.kind, 0, 0
 	le.PutUint32(b[8:], uint32(h.tag))
 	le.PutUint32(b[12:], h.seq)
 	le.PutUint64(b[16:], h.length)
@@ -71,9 +83,15 @@ func (h *header) decode(b *[headerBytes]byte, seq uint32, limit uint64) error {
 	if b[4] != frameVersion {
 		return fmt.Errorf("frame %d has version %d, this program knows %d", seq, b[4], frameVersion)
 	}
-	*h = header{comm.Tag(le.Uint32(b[8:])), le.Uint32(b[12:]), le.Uint64(b[16:]), le.Uint32(b[24:])}
+	if b[5] > kindFarewell {
+		return fmt.Errorf("frame %d is of kind %d, this program knows 0 to %d", seq, b[5], kindFarewell)
+	}
+	*h = header{b[5], comm.Tag(le.Uint32(b[8:])), le.Uint32(b[12:]), le.Uint64(b[16:]), le.Uint32(b[24:])}
 	if h.seq != seq {
 		return fmt.Errorf("frame %d with tag %d where frame %d was due", h.seq, h.tag, seq)
+	}
+	if h.kind == kindFarewell && h.length != 0 {
+		return fmt.Errorf("frame %d is a farewell of %d bytes, want none", seq, h.length)
 	}
 	if h.length > limit {
 		return fmt.Errorf("message with tag %d announces %d bytes, the limit is %d", h.tag, h.length, limit)
@@ -106,7 +124,8 @@ func newReader(r io.Reader, from int, box *comm.Mailbox, limit uint64, deadline 
 	return f
 }
 
-// next moves one message. The error is comm.ErrPeerClosed itself when the stream ended between two frames.
+// next moves one message. The error is comm.ErrPeerClosed itself when the stream ended between two frames, and a *farewell
+// when the peer has closed its transport.
 func (f *reader) next() error {
 	if n, err := io.ReadFull(f.r, f.head[:]); err != nil {
 		switch {
@@ -122,6 +141,9 @@ func (f *reader) next() error {
 		return err
 	}
 	f.seq++
+	if h.kind == kindFarewell {
+		return &farewell{int(int32(h.tag)) - 1}
+	}
 	if h.length <= smallPayload {
 		p := f.small[:h.length]
 		if _, err := io.ReadFull(f.r, p); err != nil {
@@ -137,6 +159,14 @@ func (f *reader) next() error {
 		return f.fill(&h, r)
 	}
 	return f.store(&h, nil)
+}
+
+// farewellFrame is the last frame of a connection.
+func farewellFrame(seq uint32, lost int) []byte {
+	h := header{kind: kindFarewell, tag: comm.Tag(lost + 1), seq: seq}
+	var b [headerBytes]byte
+	h.encode(&b)
+	return b[:]
 }
 
 // fill reads the payload into the buffer of a receiver that waits for it.

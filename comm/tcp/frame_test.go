@@ -20,7 +20,7 @@ const testLimit = 1 << 20
 func noDeadline(time.Time) error { return nil }
 
 func frame(tag comm.Tag, seq uint32, p []byte) []byte {
-	h := header{tag, seq, uint64(len(p)), crc32.Checksum(p, castagnoli)}
+	h := header{kindMessage, tag, seq, uint64(len(p)), crc32.Checksum(p, castagnoli)}
 	var b [headerBytes]byte
 	h.encode(&b)
 	return append(b[:], p...)
@@ -76,6 +76,7 @@ func FuzzReader(f *testing.F) {
 	var b [headerBytes]byte
 	big.encode(&b)
 	f.Add(b[:], uint16(0))
+	f.Add(append(frame(1, 0, nil), farewellFrame(1, 2)...), uint16(0))
 	f.Fuzz(func(t *testing.T, stream []byte, repair uint16) {
 		if repair&1 == 1 && len(stream) >= headerBytes { // let damaged headers pass their own checksum
 			head := [headerBytes]byte(stream)
@@ -91,6 +92,10 @@ func FuzzReader(f *testing.F) {
 			var h header
 			whole := len(rest) >= headerBytes && h.decode((*[headerBytes]byte)(rest), seq, testLimit) == nil &&
 				uint64(len(rest)-headerBytes) >= h.length && h.check(rest[headerBytes:][:h.length]) == nil
+			var bye *farewell
+			if errors.As(err, &bye) && whole && h.kind == kindFarewell {
+				return
+			}
 			if (err == nil) != whole {
 				t.Fatalf("frame %d: error %v, but whole is %v", seq, err, whole)
 			}

@@ -30,6 +30,10 @@ type Config struct {
 	Secret []byte
 	// Timeout is how long Connect waits for all ranks; 0 means 30 s.
 	Timeout time.Duration
+	// PeerTimeout is how long a host may leave what is sent to it, or a keep-alive probe, without an acknowledgement before
+	// its ranks count as lost; 0 means until the operating system gives up, which takes a quarter of an hour with data under
+	// way. It is kept to the second. It says nothing about a rank whose host answers.
+	PeerTimeout time.Duration
 	// MaxMessage is the longest message in bytes; 0 means 1 GiB.
 	MaxMessage int
 }
@@ -47,8 +51,18 @@ const (
 	readBuffer = 64 << 10
 )
 
-// keepAlive finds hosts that are gone without a word within about 15 s.
+// keepAlive finds hosts that are gone without a word within about 15 s, or in the peer time-out.
 var keepAlive = net.KeepAliveConfig{Enable: true, Idle: 5 * time.Second, Interval: 2 * time.Second, Count: 5}
+
+// probes is keepAlive with probes close enough together for a peer time-out.
+func probes(limit time.Duration) net.KeepAliveConfig {
+	k := keepAlive
+	if limit > 0 {
+		k.Idle = min(k.Idle, max(time.Second, limit/3))
+		k.Interval = min(k.Interval, max(time.Second, limit/6))
+	}
+	return k
+}
 
 func (c *Config) check() error {
 	switch {
@@ -60,6 +74,8 @@ func (c *Config) check() error {
 		return errors.New("tcp: no secret given")
 	case c.MaxMessage < 0:
 		return fmt.Errorf("tcp: limit of %d bytes for a message", c.MaxMessage)
+	case c.PeerTimeout < 0:
+		return fmt.Errorf("tcp: peer time-out of %v", c.PeerTimeout)
 	case c.Timeout < 0:
 		return fmt.Errorf("tcp: time-out of %v", c.Timeout)
 	case c.BindAddr != "" && net.ParseIP(c.BindAddr) == nil:
@@ -150,6 +166,7 @@ type transport struct {
 	peers  []*peer // by rank; the own entry has a mailbox and no connection
 	limit  int
 	closed atomic.Bool
+	first  atomic.Int64 // one more than the rank that was lost first; 0: none
 	once   sync.Once
 	wg     sync.WaitGroup
 }
@@ -157,14 +174,15 @@ type transport struct {
 func newTransport(cfg *Config, conns []net.Conn) *transport {
 	t := &transport{rank: cfg.Rank, peers: make([]*peer, cfg.Size), limit: cfg.MaxMessage}
 	for r, conn := range conns {
-		p := &peer{rank: r, conn: conn, box: comm.NewMailbox(r), write: make(chan struct{}, 1), gone: make(chan struct{})}
+		p := &peer{t: t, rank: r, lostRank: r, conn: conn, box: comm.NewMailbox(r), write: make(chan struct{}, 1), gone: make(chan struct{})}
 		t.peers[r] = p
 		if conn == nil {
 			continue
 		}
 		if c, ok := conn.(*net.TCPConn); ok {
 			_ = c.SetNoDelay(true)
-			_ = c.SetKeepAliveConfig(keepAlive)
+			_ = c.SetKeepAliveConfig(probes(cfg.PeerTimeout))
+			limitSilence(c, cfg.PeerTimeout)
 		}
 		t.wg.Go(func() { p.receive(uint64(cfg.MaxMessage)) })
 	}
@@ -227,6 +245,7 @@ func (t *transport) Close() error {
 
 // A peer is another rank and the connection to it.
 type peer struct {
+	t    *transport
 	rank int
 	conn net.Conn
 	box  *comm.Mailbox // what it sent
@@ -240,6 +259,8 @@ type peer struct {
 	once sync.Once
 	gone chan struct{} // closed when the connection is lost
 	err  error         // why; set before gone is closed
+	// lostRank is the rank to name then: this one, or the one whose loss made this one close.
+	lostRank int
 
 	// The context of the send under way. It is watched once as long as it stays the same, as it does in a training run.
 	mu      sync.Mutex
@@ -249,17 +270,28 @@ type peer struct {
 	hurried bool // the connection has a write deadline
 }
 
-// fail ends the connection because of err.
+// fail ends the connection because of err. A peer that closed because it had lost another rank is a consequence of that
+// loss, and the rank that operations name is the other one: this rank may have no dealings with it.
 func (p *peer) fail(err error) {
 	p.once.Do(func() {
 		p.err = err
+		var bye *farewell
+		if errors.As(err, &bye) {
+			p.err = comm.ErrPeerClosed
+			if r := bye.lost; r >= 0 && r < len(p.t.peers) && r != p.t.rank && r != p.rank {
+				p.lostRank, p.err = r, fmt.Errorf("rank %d lost it and closed", p.rank)
+			}
+		}
+		if !p.t.closed.Load() {
+			p.t.first.CompareAndSwap(0, int64(p.lostRank)+1)
+		}
 		close(p.gone)
-		p.box.Fail(&comm.PeerError{Rank: p.rank, Op: "receive", Err: err})
+		p.box.Fail(&comm.PeerError{Rank: p.lostRank, Op: "receive", Err: p.err})
 		p.conn.Close()
 	})
 }
 
-func (p *peer) lost() error { return &comm.PeerError{Rank: p.rank, Op: "send", Err: p.err} }
+func (p *peer) lost() error { return &comm.PeerError{Rank: p.lostRank, Op: "send", Err: p.err} }
 
 // receive moves messages from the connection to the mailbox until it ends. So a peer that sends never waits long for this
 // rank, whatever this rank is doing.
@@ -353,11 +385,13 @@ func (p *peer) end() {
 	}
 }
 
-// leave ends the connection in good order: a write under way may end, the peer learns that no more comes and closes its
+// leave ends the connection in good order: a write under way may end, the peer learns that no more comes, and why, and closes its
 // side, and only then this side goes. Closing at once could take away what the peer has not read yet.
 func (p *peer) leave() {
 	select {
 	case p.write <- struct{}{}:
+		_ = p.conn.SetWriteDeadline(time.Now().Add(grace))
+		_, _ = p.conn.Write(farewellFrame(p.seq, int(p.t.first.Load())-1))
 		if c, ok := p.conn.(*net.TCPConn); ok {
 			_ = c.CloseWrite()
 		}

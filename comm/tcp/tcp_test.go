@@ -261,6 +261,50 @@ func TestCheckTable(t *testing.T) {
 	}
 }
 
+// TestLostThroughAnother: rank 1 dies, rank 2 meets that and closes, and rank 0, which waits for rank 2 alone, names rank 1.
+func TestLostThroughAnother(t *testing.T) {
+	ts := connect(t, 3)
+	for _, tr := range ts {
+		defer tr.Close()
+	}
+	for _, p := range ts[1].(*transport).peers {
+		if p.conn != nil {
+			p.conn.Close() // as the kernel does for a process that is killed
+		}
+	}
+	b := make([]byte, 1)
+	var pe *comm.PeerError
+	if err := ts[2].Recv(t.Context(), 1, 5, b); !errors.As(err, &pe) || pe.Rank != 1 {
+		t.Fatalf("rank 2: %v, want the loss of rank 1", err)
+	}
+	if err := ts[2].Close(); err != nil {
+		t.Fatal(err)
+	}
+	err := ts[0].Recv(t.Context(), 2, 5, b)
+	if !errors.As(err, &pe) || pe.Rank != 1 || !strings.Contains(err.Error(), "rank 2 lost it") {
+		t.Errorf("rank 0 receives: %v, want the loss of rank 1, which rank 2 met", err)
+	}
+	if err := ts[0].Send(t.Context(), 2, 5, b); !errors.As(err, &pe) || pe.Rank != 1 {
+		t.Errorf("rank 0 sends: %v, want the loss of rank 1", err)
+	}
+}
+
+// TestPlainFarewell: a rank that closes with all others there is itself the one that is missed.
+func TestPlainFarewell(t *testing.T) {
+	ts := connect(t, 3)
+	defer ts[0].Close()
+	defer ts[1].Close()
+	if err := ts[2].Close(); err != nil {
+		t.Fatal(err)
+	}
+	var pe *comm.PeerError
+	for r := range 2 {
+		if err := ts[r].Recv(t.Context(), 2, 5, make([]byte, 1)); !errors.As(err, &pe) || pe.Rank != 2 || !errors.Is(err, comm.ErrPeerClosed) {
+			t.Errorf("rank %d: %v, want rank 2 closed", r, err)
+		}
+	}
+}
+
 func TestMessageLimit(t *testing.T) {
 	ts, errs := connectAll(t, 2, func(c *Config) {
 		c.MaxMessage = 1000

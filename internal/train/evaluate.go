@@ -18,36 +18,52 @@ func (e evaluator) Forward(ctx context.Context, micro int, in []float32) ([]floa
 	return e.Chunk.Evaluate(ctx, micro, in)
 }
 
-// evaluate sums the loss over every sample of src once, in order, over the whole mesh. Sums of per-target losses are
-// divided by nothing here, so the result does not depend on how the samples are cut into batches.
-func (t *Trainer) evaluate(ctx context.Context, src data.Source) (Sums, error) {
+// forward runs samples [first, first+n) of src through the whole mesh, forward only, and calls each after every round of
+// micro-batches, which are then t.micros. All ranks do the same rounds.
+func (t *Trainer) forward(ctx context.Context, src data.Source, first, n int64, s model.Settings, each func() error) error {
 	stages := make([]pipeline.Stage, len(t.stages))
-	for s, st := range t.stages {
+	for i, st := range t.stages {
 		if c, ok := st.(*model.Chunk); ok {
-			stages[s] = evaluator{c}
+			stages[i] = evaluator{c}
 		}
 	}
-	var total Sums
 	round := int64(evalMicros * t.run.Parallel.Microbatch * t.mesh.Data)
-	for first := int64(0); first < src.Samples(); first += round {
-		if err := t.readSamples(ctx, src, first, int(min(round, src.Samples()-first))); err != nil {
-			return total, err
+	for at := first; at < first+n; at += round {
+		if err := t.readSamples(ctx, src, at, int(min(round, first+n-at))); err != nil {
+			return err
 		}
 		key := planKey{len(t.micros), true}
 		if err := t.plan(key); err != nil {
-			return total, err
+			return err
 		}
-		t.bind(model.Settings{})
+		t.bind(s)
 		if err := pipeline.Run(ctx, t.plans[key], stages, t.link, nil); err != nil {
-			return total, err
+			return err
 		}
+		if err := each(); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// evaluate sums the loss over every sample of src once, in order, over the whole mesh. Sums are divided by nothing here,
+// so the result does not depend on how the samples are cut into batches.
+func (t *Trainer) evaluate(ctx context.Context, src data.Source) (Sums, error) {
+	var total Sums
+	kl, err := t.divergence(ctx, t.stage.corpus.ValMismatch, 0, src.Samples())
+	if err != nil {
+		return total, err
+	}
+	t.stage.setKL(kl)
+	err = t.forward(ctx, src, 0, src.Samples(), t.stage.settings(0), func() error {
 		s, err := t.lossSums(ctx)
 		if err != nil {
-			return total, err
+			return err
 		}
-		total.Loss += s.Loss
-		total.Weight += s.Weight
+		total.add(s)
 		total.Stop = total.Stop || s.Stop
-	}
-	return total, nil
+		return nil
+	})
+	return total, err
 }

@@ -39,6 +39,9 @@ func (t *Trainer) validate(ctx context.Context, r *Report) error {
 	}
 	loss := s.Loss / s.Weight
 	r.ValLoss = &loss
+	for name, v := range t.stage.named(s, "val_") {
+		r.Sums[name] = v
+	}
 	r.stop = r.stop || s.Stop
 	return nil
 }

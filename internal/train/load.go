@@ -10,6 +10,7 @@ import (
 	"moetor/checkpoint"
 	"moetor/configs"
 	"moetor/data"
+	"moetor/internal/train/objective"
 	"moetor/model"
 )
 
@@ -63,6 +64,17 @@ func LoadModel(path string) (*Model, error) {
 	if m.Run, err = configs.Parse([]byte(m.Meta.Config), "its configuration", nil); err != nil {
 		return fail(err)
 	}
+	for _, st := range m.Run.Stages {
+		if st.Name == m.Meta.Stage {
+			_, needs, err := objective.New(st.Objective, st.Preference)
+			if err != nil {
+				return fail(err)
+			}
+			if needs.Score {
+				m.Run.Model = m.Run.Model.RewardModel()
+			}
+		}
+	}
 	if m.Tokenizer, err = data.LoadTokenizer(m.Meta.Tokenizer); err != nil {
 		return fail(err)
 	}
@@ -90,7 +102,7 @@ func (m *Model) Evaluate(ctx context.Context, src data.Source, batch int) (loss,
 		if err := src.Read(ctx, first, n, &b.Batch); err != nil {
 			return 0, 0, err
 		}
-		m.Chunk.Bind([]model.Micro{b.micro()}, model.Settings{})
+		m.Chunk.Bind([]model.Micro{b.micro(nil)}, model.Settings{})
 		if _, err := m.Chunk.Evaluate(ctx, 0, nil); err != nil {
 			return 0, 0, err
 		}

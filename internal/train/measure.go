@@ -12,6 +12,7 @@ import (
 	"strings"
 
 	"moetor/internal/trace"
+	"moetor/internal/train/objective"
 	"moetor/model"
 	"moetor/optimizer"
 )
@@ -21,7 +22,8 @@ func (t *Trainer) report(v optimizer.Values, s Sums, norm float64) Report {
 	next := t.stage.plan.Advance(t.pos)
 	r := Report{Stage: t.stage.cfg.Name, Step: next.Step, Tokens: next.Tokens, LR: v.Rate, Batch: v.Batch,
 		Loss: s.Loss / s.Weight, MTPLoss: s.MTP / s.Weight, AuxLoss: s.Aux / s.Weight,
-		GradNorm: norm, Skipped: t.skipped, stop: s.Stop}
+		GradNorm: norm, Skipped: t.skipped, stop: s.Stop, real: s.Tokens}
+	r.Sums = t.stage.named(s, "")
 	if t.root() {
 		for l, counts := range s.Counts {
 			maxVio, dead, entropy := model.Balance(counts)
@@ -31,13 +33,24 @@ func (t *Trainer) report(v optimizer.Values, s Sums, norm float64) Report {
 	return r
 }
 
+// named gives what the objective added up, as means under its names.
+func (s *stage) named(sums Sums, prefix string) map[string]float64 {
+	if s.objective == nil {
+		return nil
+	}
+	m := map[string]float64{}
+	for _, v := range objective.Report(s.objective, sums.Metrics, sums.Weight) {
+		m[prefix+v.Name] = v.Value
+	}
+	return m
+}
+
 // timed adds the times of the step.
 func (r *Report) timed(t *Trainer, b trace.Breakdown) {
 	seconds := b.Total.Seconds()
-	tokens := float64(r.Batch) * float64(t.run.Model.Context)
 	r.StepMS = float64(b.Total.Microseconds()) / 1000
-	r.TokS = tokens / seconds
-	r.MFU = tokens * t.flops.Training / seconds / (t.peak * 1e9)
+	r.TokS = r.real / seconds
+	r.MFU = r.real * t.flops.Training / seconds / (t.peak * 1e9)
 	r.Time = b.Milliseconds()
 	r.breakdown = b
 	if t.root() {

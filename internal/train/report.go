@@ -13,19 +13,23 @@ import (
 type Report struct {
 	Stage    string  `json:"stage"`
 	Step     int64   `json:"step"`   // optimizer steps of the stage, this one included
-	Tokens   int64   `json:"tokens"` // of the stage, this step's included
+	Tokens   int64   `json:"tokens"` // of the stage, this step's included: sequences times the context, as schedules count
 	Loss     float64 `json:"loss"`   // mean cross-entropy of the main head over the target tokens, in nats
 	MTPLoss  float64 `json:"mtp_loss,omitempty"`
 	AuxLoss  float64 `json:"aux_loss,omitempty"` // sequence-wise balance loss, alpha included, summed over layers
 	LR       float64 `json:"lr"`
 	Batch    int     `json:"batch"`     // sequences of the global batch
 	GradNorm float64 `json:"grad_norm"` // before clipping
-	TokS     float64 `json:"tok_s"`
+	TokS     float64 `json:"tok_s"`     // real tokens, padding not
 	StepMS   float64 `json:"step_ms"`
 	MFU      float64 `json:"mfu"`
 	Skipped  int64   `json:"skipped"` // steps refused so far because a number was not finite
 
 	ValLoss *float64 `json:"val_loss,omitempty"`
+
+	// Sums are what the objective adds up, by name, as means: reward_margin, reward_accuracy, …; of validation with val_
+	// before the name. They stand in the line beside the others.
+	Sums map[string]float64 `json:"-"`
 
 	Time  map[string]float64 `json:"time"` // ms on rank 0
 	MoE   []RouterLoad       `json:"moe,omitempty"`
@@ -33,6 +37,7 @@ type Report struct {
 
 	breakdown trace.Breakdown
 	stop      bool
+	real      float64 // tokens of this step that are not padding
 }
 
 // RouterLoad describes how evenly one MoE layer used its experts in this step, over the whole global batch.
@@ -55,6 +60,11 @@ func (r *Report) line(total int64) string {
 	if r.ValLoss != nil {
 		fmt.Fprintf(&b, "  val %.4f", *r.ValLoss)
 	}
+	for _, name := range []string{"reward_accuracy", "reward_margin", "val_reward_accuracy"} {
+		if v, ok := r.Sums[name]; ok {
+			fmt.Fprintf(&b, "  %s %.3f", strings.ReplaceAll(name, "reward_", ""), v)
+		}
+	}
 	fmt.Fprintf(&b, "  lr %.2e  batch %d  norm %.3f  %.0f tok/s  mfu %.1f%%", r.LR, r.Batch, r.GradNorm, r.TokS, 100*r.MFU)
 	return b.String()
 }
@@ -67,5 +77,13 @@ func (r *Report) json() ([]byte, error) {
 			*p = -1
 		}
 	}
-	return json.Marshal(&c)
+	line, err := json.Marshal(&c)
+	if err != nil || len(c.Sums) == 0 {
+		return line, err
+	}
+	more, err := json.Marshal(c.Sums)
+	if err != nil {
+		return nil, err
+	}
+	return append(append(line[:len(line)-1], ','), more[1:]...), nil
 }

@@ -7,6 +7,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strings"
 	"sync/atomic"
 	"testing"
 
@@ -167,4 +168,27 @@ func readAll(t *testing.T, dir string) map[string][]float32 {
 		all[info.String()] = v
 	}
 	return all
+}
+
+// TestResumeOfDamagedRun: checkpoints that were complete and are damaged are no reason to begin again over them.
+func TestResumeOfDamagedRun(t *testing.T) {
+	text, dir := small(t), t.TempDir()
+	runRanks(t, text, testRun{pipeline: 1, data: 1, expert: 1, sets: epochSets(t), opts: Options{Dir: dir, StopAfter: 2}})
+	files, err := filepath.Glob(filepath.Join(dir, "checkpoints", "*", "rank-0000.h5"))
+	if err != nil || len(files) == 0 {
+		t.Fatalf("%v, %v", files, err)
+	}
+	for _, f := range files {
+		if err := os.WriteFile(f, []byte("damaged"), 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	before := metricSteps(t, dir)
+	_, _, err = tryRanks(t, text, testRun{pipeline: 1, data: 1, expert: 1, sets: epochSets(t), opts: Options{Dir: dir, Resume: true}})
+	if err == nil || !strings.Contains(err.Error(), "--overwrite") {
+		t.Errorf("error %v, want one that says how to start anew", err)
+	}
+	if after := metricSteps(t, dir); !slices.Equal(before, after) {
+		t.Errorf("metrics.jsonl had steps %v, now %v", before, after)
+	}
 }

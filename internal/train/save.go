@@ -1,11 +1,15 @@
 package train
 
 import (
+	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io/fs"
+	"os"
 	"slices"
+	"strings"
 
 	"moetor/checkpoint"
 	"moetor/comm"
@@ -104,14 +108,22 @@ func (t *Trainer) meta() (*checkpoint.Meta, error) {
 	if err != nil {
 		return nil, err
 	}
+	key := ""
+	if t.stage.reference != nil {
+		key = t.stage.reference.Key
+	}
+	reference, err := json.Marshal(key)
+	if err != nil {
+		return nil, err
+	}
 	return &checkpoint.Meta{
 		Engine: Version, Stage: t.stage.cfg.Name, Step: t.pos.Step, GlobalStep: t.before + t.pos.Step,
 		Tokens: t.pos.Tokens, Samples: t.pos.Samples, Seed: t.run.Run.Seed,
 		RNG:  rngState(t.run.Run.Seed, t.pos),
-		Data: t.stage.train.Fingerprint(), Tokenizer: tok, Config: string(configs.Marshal(t.run)),
+		Data: t.stage.train.Fingerprint(), Tokenizer: tok, Config: t.config,
 		Params: n.Total, ActiveParams: n.Active,
 		Mesh:  checkpoint.Mesh{World: t.world.Size(), Pipeline: t.mesh.Pipeline, Data: t.mesh.Data, Expert: t.mesh.Expert},
-		Extra: map[string]json.RawMessage{"skipped": skipped},
+		Extra: map[string]json.RawMessage{"skipped": skipped, "reference": reference},
 	}, nil
 }
 
@@ -189,11 +201,16 @@ func (t *Trainer) resume(ctx context.Context) (int, error) {
 		t.note("no checkpoint in %s yet: starting from the beginning", t.checkpoints())
 		return 0, nil
 	}
-	i, err := t.restore(ctx, dir)
+	i, key, err := t.restore(ctx, dir)
 	if err := t.together(ctx, err); err != nil {
 		return 0, fmt.Errorf("resume from %s: %w", dir, err)
 	}
 	t.last = dir
+	if !t.stage.plan.Done(t.pos) {
+		if err := t.refer(ctx, key); err != nil {
+			return 0, fmt.Errorf("resume from %s: %w", dir, err)
+		}
+	}
 	t.note("resumed from %s: %s step %d, %d tokens", dir, t.stage.cfg.Name, t.pos.Step, t.pos.Tokens)
 	return i, nil
 }
@@ -213,51 +230,92 @@ func (t *Trainer) newest() (string, error) {
 		}
 		return r.Dir(), r.Close()
 	}
+	// Where nothing was ever finished the run begins. What was finished and cannot be read must not be written over.
+	held, _ := fs.Glob(os.DirFS(t.checkpoints()), "*/manifest.json")
+	held = slices.DeleteFunc(held, func(path string) bool {
+		return !slices.ContainsFunc(t.run.Stages, func(s configs.Stage) bool { return strings.HasPrefix(path, s.Name+"-") })
+	})
+	if len(held) > 0 {
+		return "", fmt.Errorf("none of the %d checkpoints there is whole (train inspect DIR says why); --overwrite starts anew", len(held))
+	}
 	return "", nil
 }
 
-// restore loads weights, biases, moments and position from a checkpoint written at any mesh.
-func (t *Trainer) restore(ctx context.Context, dir string) (int, error) {
+// restore loads weights, biases, moments and position from a checkpoint written at any mesh. It returns the number of the
+// stage and the key of its reference.
+func (t *Trainer) restore(ctx context.Context, dir string) (stage int, key string, err error) {
 	r, err := checkpoint.Open(dir)
 	if err != nil {
-		return 0, err
+		return 0, "", err
 	}
 	defer r.Close()
 	m := r.Meta()
 	i := slices.IndexFunc(t.run.Stages, func(s configs.Stage) bool { return s.Name == m.Stage })
 	if i < 0 {
-		return 0, fmt.Errorf("its stage %q is not in the configuration", m.Stage)
+		return 0, "", fmt.Errorf("its stage %q is not in the configuration", m.Stage)
 	}
 	if m.Seed != t.run.Run.Seed {
-		return 0, fmt.Errorf("run.seed=%d, but the checkpoint was made with %d", t.run.Run.Seed, m.Seed)
-	}
-	if err := r.Check(wanted(t.run.Model, true)); err != nil {
-		return 0, err
+		return 0, "", fmt.Errorf("run.seed=%d, but the checkpoint was made with %d", t.run.Run.Seed, m.Seed)
 	}
 	if err := t.enter(ctx, i, optimizer.Position{Step: m.Step, Tokens: m.Tokens, Samples: m.Samples}); err != nil {
-		return 0, err
+		return 0, "", err
+	}
+	if err := r.Check(wanted(t.run.Model, true)); err != nil {
+		return 0, "", err
 	}
 	if got := t.stage.train.Fingerprint(); got != m.Data {
-		return 0, fmt.Errorf("the data, the tokenizer or how samples are cut changed since the checkpoint (fingerprint %s, checkpoint %s)", got, m.Data)
+		return 0, "", fmt.Errorf("the data, the tokenizer or how samples are cut changed since the checkpoint (fingerprint %s, checkpoint %s)", got, m.Data)
 	}
 	if err := json.Unmarshal(m.Extra["skipped"], &t.skipped); err != nil {
-		return 0, fmt.Errorf("state %q: %w", "skipped", err)
+		return 0, "", fmt.Errorf("state %q: %w", "skipped", err)
+	}
+	if text, ok := m.Extra["reference"]; ok {
+		if err := json.Unmarshal(text, &key); err != nil {
+			return 0, "", fmt.Errorf("state %q: %w", "reference", err)
+		}
 	}
 	t.before = m.GlobalStep - m.Step
 	for _, c := range t.chunks {
 		if err := loadWeights(r, c); err != nil {
-			return 0, err
+			return 0, "", err
 		}
 	}
 	moments := t.adam.Slices()
 	for j, s := range t.sync.Slices() {
 		for kind, dst := range map[checkpoint.Kind][]float32{checkpoint.ExpAvg: moments[j].M, checkpoint.ExpAvgSq: moments[j].V} {
 			if err := r.Read(s.Param.Name, kind, s.Row0, s.Row1-s.Row0, dst); err != nil {
-				return 0, err
+				return 0, "", err
 			}
 		}
 	}
-	return i, nil
+	return i, key, nil
+}
+
+// initial loads the weights, and nothing else, of another run's checkpoint.
+func (t *Trainer) initial(path string) error {
+	r, _, err := OpenCheckpoint(path)
+	if err != nil {
+		return err
+	}
+	defer r.Close()
+	tok, err := t.tokenizer.Marshal()
+	if err != nil {
+		return err
+	}
+	m := r.Meta()
+	if !bytes.Equal(tok, m.Tokenizer) {
+		return fmt.Errorf("%s has another tokenizer than tokenizer.kind=%s of this run", r.Dir(), t.run.Tokenizer.Kind)
+	}
+	if err := r.Check(wanted(t.run.Model, false)); err != nil {
+		return fmt.Errorf("%s: %w", r.Dir(), err)
+	}
+	for _, c := range t.chunks {
+		if err := loadWeights(r, c); err != nil {
+			return fmt.Errorf("%s: %w", r.Dir(), err)
+		}
+	}
+	t.note("weights of %s (%s step %d)", r.Dir(), m.Stage, m.Step)
+	return nil
 }
 
 // loadWeights fills a chunk's parameters and router biases.

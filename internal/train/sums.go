@@ -13,12 +13,28 @@ import (
 // Sums are the numbers of one global batch that all ranks agree on.
 type Sums struct {
 	model.Sums
+	Tokens float64   // real ones, padding not
 	Counts [][]int64 // per MoE layer of the whole model (MTP modules last), tokens sent to each expert
 	Stop   bool      // some rank was asked to stop
 }
 
-// sumsPerMicro is how many numbers a micro-batch contributes.
-const sumsPerMicro = 4
+// add adds the numbers of another batch.
+func (s *Sums) add(o Sums) {
+	s.Loss += o.Loss
+	s.Weight += o.Weight
+	s.MTP += o.MTP
+	s.Aux += o.Aux
+	s.Tokens += o.Tokens
+	if s.Metrics == nil {
+		s.Metrics = make([]float64, len(o.Metrics))
+	}
+	for i, v := range o.Metrics {
+		s.Metrics[i] += v
+	}
+}
+
+// sumsPerMicro is how many numbers a micro-batch contributes before what its objective adds up.
+const sumsPerMicro = 5
 
 // agree adds up the loss terms and expert counts of the step over all ranks.
 func (t *Trainer) agree(ctx context.Context) (Sums, error) {
@@ -56,17 +72,22 @@ func (t *Trainer) agree(ctx context.Context) (Sums, error) {
 // added in their global order, so the result has the same bits at every mesh.
 func (t *Trainer) lossSums(ctx context.Context) (Sums, error) {
 	ranks := t.mesh.Data
+	width := sumsPerMicro + len(t.stage.metrics)
 	global := len(t.micros) * ranks
-	f := resize(&t.scratch.sums, global*sumsPerMicro+1)
+	f := resize(&t.scratch.sums, global*width+1)
 	clear(f)
 	for m := range t.micros {
-		row := f[(m*ranks+t.data)*sumsPerMicro:][:sumsPerMicro]
+		row := f[(m*ranks+t.data)*width:][:width]
 		for _, c := range t.chunks {
 			s := c.MicroSums(m)
 			row[0] += s.Loss
 			row[1] += s.Weight
 			row[2] += s.MTP
 			row[3] += s.Aux
+			if c.Part().Head {
+				row[4] = realTokens(&t.micros[m])
+			}
+			copy(row[sumsPerMicro:], s.Metrics)
 		}
 	}
 	if t.stopRequested() {
@@ -77,13 +98,22 @@ func (t *Trainer) lossSums(ctx context.Context) (Sums, error) {
 	}
 	s := Sums{Stop: f[len(f)-1] > 0}
 	for g := range global {
-		row := f[g*sumsPerMicro:][:sumsPerMicro]
-		s.Loss += row[0]
-		s.Weight += row[1]
-		s.MTP += row[2]
-		s.Aux += row[3]
+		row := f[g*width:][:width]
+		s.add(Sums{Sums: model.Sums{Loss: row[0], Weight: row[1], MTP: row[2], Aux: row[3], Metrics: row[sumsPerMicro:]}, Tokens: row[4]})
 	}
 	return s, nil
+}
+
+// realTokens counts the tokens of a micro-batch that are not padding.
+func realTokens(m *model.Micro) float64 {
+	if m.Valid == nil {
+		return float64(m.Rows())
+	}
+	n := 0
+	for _, v := range m.Valid {
+		n += int(v)
+	}
+	return float64(n)
 }
 
 // routerIndex is the place of a router among the MoE layers of the whole model.

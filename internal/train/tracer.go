@@ -14,8 +14,8 @@ import (
 	"moetor/parallel/pipeline"
 )
 
-// traceWarmup is how many steps pass before events are recorded: the first steps grow arenas and caches.
-const traceWarmup = 2
+// TraceWarmup is how many steps pass before events are recorded: the first steps grow arenas and caches.
+const TraceWarmup = 2
 
 // clockTag is the stream of the clock probes; no group and no pipeline boundary uses it.
 const clockTag = comm.TagPipeline - 1
@@ -24,12 +24,12 @@ const clockTag = comm.TagPipeline - 1
 type tracer struct{ written bool }
 
 func (tr *tracer) begin(t *Trainer, step int64) {
-	t.rec.Record(t.opts.TraceSteps > 0 && step >= traceWarmup && step < traceWarmup+t.opts.TraceSteps)
+	t.rec.Record(t.opts.TraceSteps > 0 && step >= TraceWarmup && step < TraceWarmup+t.opts.TraceSteps)
 }
 
 // end writes the trace once the last step to record is over. All ranks call it.
 func (tr *tracer) end(ctx context.Context, t *Trainer, step int64) error {
-	if t.opts.TraceSteps == 0 || step != traceWarmup+t.opts.TraceSteps-1 || tr.written {
+	if t.opts.TraceSteps == 0 || step != TraceWarmup+t.opts.TraceSteps-1 || tr.written {
 		return nil
 	}
 	tr.written = true

@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"log/slog"
 	"path/filepath"
+	"slices"
 	"sync/atomic"
 
 	"moetor/comm"
@@ -50,6 +51,7 @@ type Outcome struct {
 // A Trainer is one rank of a run.
 type Trainer struct {
 	run    *configs.Run
+	config string // the configuration as resolved, for checkpoints
 	opts   Options
 	log    *slog.Logger
 	world  comm.Transport
@@ -100,6 +102,7 @@ func New(ctx context.Context, run *configs.Run, world comm.Transport, o Options)
 	if t.tokenizer, err = OpenTokenizer(run); err != nil {
 		return nil, err
 	}
+	t.config = string(configs.Marshal(run))
 	t.mesh, err = parallel.NewMesh(world.Size(), run.Parallel.Pipeline, run.Parallel.Expert, run.Parallel.RanksPerNode)
 	if err != nil {
 		return nil, err
@@ -119,7 +122,7 @@ func New(ctx context.Context, run *configs.Run, world comm.Transport, o Options)
 
 // sameConfiguration refuses a world whose ranks were started with different configurations.
 func (t *Trainer) sameConfiguration(ctx context.Context) error {
-	all, err := comm.GatherBytes(ctx, t.groups.World, configs.Marshal(t.run))
+	all, err := comm.GatherBytes(ctx, t.groups.World, []byte(t.config))
 	if err != nil {
 		return err
 	}
@@ -138,8 +141,10 @@ func (t *Trainer) build(ctx context.Context) error {
 	t.data = d
 	t.routed = max(0, c.Layers-c.DenseLayers) + c.MTP.Depth
 	var err error
-	if t.bounds, err = bounds(t.run); err != nil {
-		return err
+	if t.bounds == nil { // a new head leaves every layer where it is
+		if t.bounds, err = bounds(t.run); err != nil {
+			return err
+		}
 	}
 	stages := len(t.bounds) - 1
 	t.owner = make([]int, stages)
@@ -151,7 +156,7 @@ func (t *Trainer) build(ctx context.Context) error {
 			return err
 		}
 	}
-	t.stages = make([]pipeline.Stage, stages)
+	t.stages, t.chunks = make([]pipeline.Stage, stages), nil
 	for s := range stages {
 		if t.owner[s] != p {
 			continue
@@ -202,13 +207,25 @@ func (t *Trainer) Run(ctx context.Context) (Outcome, error) {
 	if err := t.openMetrics(); err != nil {
 		return Outcome{}, err
 	}
+	if t.stage == nil && t.run.Run.Init != "" {
+		if err := t.together(ctx, t.initial(t.run.Run.Init)); err != nil {
+			return Outcome{}, fmt.Errorf("run.init: %w", err)
+		}
+	}
 	for i := first; i < len(t.run.Stages); i++ {
+		here := t.stage != nil && t.stage.index == i
 		if !t.selected(t.run.Stages[i].Name) {
+			if here && !t.stage.plan.Done(t.pos) {
+				return Outcome{}, fmt.Errorf("stage %s is at step %d of %d: end it before another stage follows", t.stage.cfg.Name, t.pos.Step, t.stage.steps)
+			}
 			continue
 		}
-		if t.stage == nil || t.stage.index != i {
+		if !here {
 			if err := t.enter(ctx, i, optimizer.Position{}); err != nil {
 				return Outcome{}, err
+			}
+			if err := t.refer(ctx, ""); err != nil {
+				return Outcome{}, fmt.Errorf("stage %s: %w", t.stage.cfg.Name, err)
 			}
 		}
 		stopped, err := t.runStage(ctx)
@@ -223,23 +240,13 @@ func (t *Trainer) close() {
 	if t.metrics != nil {
 		t.metrics.Close()
 	}
-	for _, s := range []*stage{t.stage} {
-		if s != nil {
-			s.close()
-		}
+	if t.stage != nil {
+		t.stage.close()
 	}
 }
 
 func (t *Trainer) selected(name string) bool {
-	if len(t.opts.Stages) == 0 {
-		return true
-	}
-	for _, s := range t.opts.Stages {
-		if s == name {
-			return true
-		}
-	}
-	return false
+	return len(t.opts.Stages) == 0 || slices.Contains(t.opts.Stages, name)
 }
 
 // runStage steps until the stage is done or somebody asks to stop; both end with a complete checkpoint.
