@@ -442,7 +442,7 @@ func (c *checker) stages() {
 	if r.Run.EvalEvery > 0 && !slices.ContainsFunc(r.Stages, func(s Stage) bool { return s.holdsOut() }) {
 		c.addf("run.eval_every=%d has no effect: no stage has val.share or val.data", r.Run.EvalEvery)
 	}
-	if r.Model.MTP.Depth > 0 && !slices.ContainsFunc(r.Stages, func(s Stage) bool { return !s.MTPWeight.Zero() || s.MTPWeight == nil }) {
+	if r.Model.MTP.Depth > 0 && !slices.ContainsFunc(r.Stages, func(s Stage) bool { return !s.MTPWeight.Zero() || s.MTPWeight == nil || judged(s.Objective) }) {
 		c.addf("model.mtp.depth=%d has no effect: stages.0.mtp_weight=0, and no other stage sets one", r.Model.MTP.Depth)
 	}
 }

@@ -64,7 +64,7 @@ func TestWrong(t *testing.T) {
 		{"§stages: []\n", "", "c.yaml: stages is empty: a run needs at least one"},
 		{"stages: [§{name: a, data: [{path: x}]}]\n", "", "c.yaml: stages.0.steps is missing: give one of steps, tokens, epochs"},
 		{"stages: [{name: a, steps: §9, data: [{path: x}], tokens: 100}]\n", "", "c.yaml: stages.0.steps=9 and stages.0.tokens=100: give one of them and set the others to 0"},
-		{"", "stages.0.epochs=2", "--set: stages.0.steps=300 and stages.0.epochs=2: give one of them and set the others to 0"},
+		{"", "stages.0.epochs=2", "--set: stages.0.steps=200 and stages.0.epochs=2: give one of them and set the others to 0"},
 		{"stages: [§{name: a, steps: 9}]\n", "", "c.yaml: stages.0.data is empty: name at least one source, such as {path: embedded:shakespeare}"},
 		{"stages: [§{steps: 9, data: [{path: x}]}]\n", "", "c.yaml: stages.0.name is missing: a stage needs a name"},
 		{"stages: [{name: §A/b, steps: 9, data: [{path: x}]}]\n", "", "c.yaml: stages.0.name=\"A/b\" must be up to 32 of a-z, 0-9, - and _, beginning with a letter"},
@@ -74,7 +74,7 @@ func TestWrong(t *testing.T) {
 		{"", "stages.0.data.0.path=embedded:bible", "--set: stages.0.data.0.path=embedded:bible: no such embedded text; there is embedded:gsm8k-solutions, embedded:shakespeare, embedded:tldr"},
 		{"", "stages.0.data.0.weight=-1", "--set: stages.0.data.0.weight=-1: a weight is a number above 0"},
 		{"", "stages.0.val.share=1", "--set: stages.0.val.share=1: a share lies between 0 and 1"},
-		{stage("batch: {start: §32, end: 16}"), "", "c.yaml: stages.0.batch.start=32 exceeds stages.0.batch.end=16: a batch only grows"},
+		{stage("batch: {start: §32, end: 16}"), "", "c.yaml: stages.0.batch.start=32 exceeds stages.0.batch.end=12: a batch only grows"},
 		{stage("batch: {start: 16, end: §32}"), "", "c.yaml: stages.0.batch.end=32 is never reached from stages.0.batch.start=16 with stages.0.batch.ramp_tokens=0"},
 		{stage("batch: {start: 16, ramp_tokens: §10}"), "", "c.yaml: stages.0.batch.ramp_tokens=10 has no effect: stages.0.batch.end=16 is also the start"},
 		{stage("batch: {start: 16, step: §2}"), "", "c.yaml: stages.0.batch.step=2 has no effect: stages.0.batch.end=16 is also the start"},
@@ -94,11 +94,11 @@ func TestWrong(t *testing.T) {
 		{stage("router: {bias_speed: [{until_tokens: 9, value: 1}, {until_tokens: §8, value: 1}, {value: 0}]}"), "", "c.yaml: stages.0.router.bias_speed.1.until_tokens=8 must be above 9, where its phase begins"},
 		{stage("router: {bias_speed: [{until_tokens: §9, value: 1}]}"), "", "c.yaml: stages.0.router.bias_speed.0.until_tokens=9: the last phase lasts to the end of the stage; leave until_tokens out"},
 		{stage("router: {§bias_speed: []}"), "", "c.yaml: stages.0.router.bias_speed has no phases"},
-		{"", "stages.0.steps=900000000000 model.context=1048576", "--set: stages.0.steps=900000000000 is more than 1e+16 tokens with batch.end=16 and model.context=1048576"},
+		{"", "stages.0.steps=900000000000 model.context=1048576", "--set: stages.0.steps=900000000000 is more than 1e+16 tokens with batch.end=12 and model.context=1048576"},
 		// form
 		{"", "parallel.pipelin=2", `--set: unknown key "parallel.pipelin"; did you mean parallel.pipeline?`},
 		{"", "steps=2", `--set: unknown key "steps"; did you mean stages.0.steps?`},
-		{"", "stages.1.steps=2", "--set: stages.1 does not exist: stages has 1 elements, counted from 0"},
+		{"", "stages.3.steps=2", "--set: stages.3 does not exist: stages has 3 elements, counted from 0"},
 		{"", "stages.x.steps=2", "--set: stages is a list: select an element by number, as in stages.0"},
 		{"", "run.seed.x=2", `--set: run.seed is a single value and has no "x"`},
 		{"", "run.seed", `--set: "run.seed": write it as path=value, such as stages.0.steps=30`},
@@ -159,7 +159,7 @@ func TestValidateAll(t *testing.T) {
 	}
 	want := "--set: parallel.pipeline=3 does not divide the 4 ranks\n" +
 		"--set: model.attention.rope=7 must be even: positions rotate pairs\n" +
-		"--set: stages.0.batch.start=64 exceeds stages.0.batch.end=16: a batch only grows\n" +
+		"--set: stages.0.batch.start=64 exceeds stages.0.batch.end=12: a batch only grows\n" +
 		"--set: checkpoint.keep=0 must be at least 1"
 	if err := Validate(r, 4); err == nil || err.Error() != want {
 		t.Errorf("got\n%v\nwant\n%s", err, want)

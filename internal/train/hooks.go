@@ -56,7 +56,7 @@ func (t *Trainer) logStep(_ context.Context, r *Report) error {
 	}
 	if t.opts.Show != nil {
 		total := t.stage.steps
-		due := hook{Every: int64(t.run.Run.LogEvery)}.due(r.Step, r.Step == total || r.ValLoss != nil)
+		due := r.ValLoss != nil || r.Step == total || r.Step%int64(max(1, t.run.Run.LogEvery)) == 0
 		t.opts.Show(r, r.line(total), total, due)
 	}
 	return nil

@@ -71,7 +71,7 @@ func (t *Trainer) refer(ctx context.Context, key string) error {
 		if err != nil {
 			return err
 		}
-		key = weights + "-" + s.train.Fingerprint()
+		key = weights + "-" + t.referenceData()
 	}
 	var found []byte
 	if t.root() {
@@ -95,21 +95,44 @@ func (t *Trainer) refer(ctx context.Context, key string) error {
 	return t.computeReference(ctx, key)
 }
 
-// computeReference runs the model, as it is now, forward over every example of the stage.
+// referenceData names what a reference is of: the data, and how much of it.
+func (t *Trainer) referenceData() string {
+	return fmt.Sprintf("%s-%d", t.stage.train.Fingerprint(), t.referenceSamples())
+}
+
+// referenceSamples is how many samples of the stage the reference needs, 0 for all: a stage that ends within its first epoch
+// needs only those it will see.
+func (t *Trainer) referenceSamples() int64 {
+	if n := t.stage.plan.End().Samples; n < t.stage.corpus.Scan.Samples() {
+		return n
+	}
+	return 0
+}
+
+// computeReference runs the model, as it is now, forward over the examples of the stage.
 func (t *Trainer) computeReference(ctx context.Context, key string) error {
 	s := t.stage
 	c := s.corpus
-	t.note("%s: log-probabilities of the reference, one forward pass over %d sequences", s.cfg.Name, c.Scan.Samples())
+	train, mismatch, n := c.Scan, c.ScanMismatch, c.Scan.Samples()
+	if few := t.referenceSamples(); few > 0 {
+		train, mismatch, n = c.Train, c.Mismatch, few
+	}
+	t.note("%s: log-probabilities of the reference, one forward pass over %d sequences", s.cfg.Name, n)
 	r := &reference{Key: key}
 	for _, x := range []struct {
-		src data.Source
-		dst *[]float64
-	}{{c.Scan, &r.Train}, {c.Val, &r.Val}, {c.ScanMismatch, &r.Mismatch}, {c.ValMismatch, &r.ValMismatch}} {
+		src  data.Source
+		n    int64 // samples to read
+		size int64 // sequences of the source
+		dst  *[]float64
+	}{{train, n, c.Scan.Samples(), &r.Train}, {mismatch, n, c.Scan.Samples(), &r.Mismatch}, {c.Val, -1, 0, &r.Val}, {c.ValMismatch, -1, 0, &r.ValMismatch}} {
 		if x.src == nil {
 			continue
 		}
+		if x.n < 0 {
+			x.n, x.size = x.src.Samples(), x.src.Samples()
+		}
 		var err error
-		if *x.dst, err = t.logProbs(ctx, x.src); err != nil {
+		if *x.dst, err = t.logProbs(ctx, x.src, x.n, x.size); err != nil {
 			return fmt.Errorf("reference: %w", err)
 		}
 	}
@@ -147,7 +170,7 @@ func (t *Trainer) referAgain(ctx context.Context, key string) error {
 	if err != nil {
 		return err
 	}
-	if got := weights + "-" + t.stage.train.Fingerprint(); got != key {
+	if got := weights + "-" + t.referenceData(); got != key {
 		return fmt.Errorf("%s is missing, and checkpoint %s is not what the stage started from", t.referencePath(), dir)
 	}
 	if err := t.computeReference(ctx, key); err != nil {
@@ -171,10 +194,10 @@ func (t *Trainer) loadFrom(dir string) error {
 	return nil
 }
 
-// logProbs is the log-probability of the answer of every sequence of one epoch of src, over the whole mesh.
-func (t *Trainer) logProbs(ctx context.Context, src data.Source) ([]float64, error) {
-	out := make([]float64, src.Samples())
-	err := t.forward(ctx, src, 0, src.Samples(), model.Settings{}, func() error {
+// logProbs is the log-probability of the answer of each of the first n samples of src, over the whole mesh, by sequence.
+func (t *Trainer) logProbs(ctx context.Context, src data.Source, n, sequences int64) ([]float64, error) {
+	out := make([]float64, sequences)
+	err := t.forward(ctx, src, 0, n, model.Settings{}, func() error {
 		for m := range t.micros {
 			for _, c := range t.chunks {
 				for i, v := range c.LogProbs(m) {
