@@ -74,7 +74,7 @@ func TestWrong(t *testing.T) {
 		{"", "stages.0.data.0.path=embedded:bible", "--set: stages.0.data.0.path=embedded:bible: no such embedded text; there is embedded:gsm8k-solutions, embedded:shakespeare, embedded:tldr"},
 		{"", "stages.0.data.0.weight=-1", "--set: stages.0.data.0.weight=-1: a weight is a number above 0"},
 		{"", "stages.0.val.share=1", "--set: stages.0.val.share=1: a share lies between 0 and 1"},
-		{stage("batch: {start: §32, end: 16}"), "", "c.yaml: stages.0.batch.start=32 exceeds stages.0.batch.end=12: a batch only grows"},
+		{stage("batch: {start: §32, end: 16}"), "", "c.yaml: stages.0.batch.start=32 exceeds stages.0.batch.end=16: a batch only grows"},
 		{stage("batch: {start: 16, end: §32}"), "", "c.yaml: stages.0.batch.end=32 is never reached from stages.0.batch.start=16 with stages.0.batch.ramp_tokens=0"},
 		{stage("batch: {start: 16, ramp_tokens: §10}"), "", "c.yaml: stages.0.batch.ramp_tokens=10 has no effect: stages.0.batch.end=16 is also the start"},
 		{stage("batch: {start: 16, step: §2}"), "", "c.yaml: stages.0.batch.step=2 has no effect: stages.0.batch.end=16 is also the start"},
