@@ -6,16 +6,24 @@ CROSS := linux/arm64 darwin/arm64
 
 .PHONY: demo build test deps vet cross fuzz generate golden golden-update acceptance clean
 
+QUESTION := What does the command `ls` do?
 demo: build
 	rm -rf runs/demo
 	$(TRAIN) launch -n 4 --config demo --out runs/demo
 	@echo
-	@echo "--- the model, continuing a prompt:"
-	$(TRAIN) generate --checkpoint runs/demo --prompt "ROMEO:" --tokens 200 --temperature 0.8 --seed 1
+	@echo "--- after each stage, asked: $(subst `,\`,$(QUESTION))"
+	@for stage in pretrain instruct preference; do \
+		printf '%-11s' "$$stage:"; \
+		$(TRAIN) generate --checkpoint "$$(ls -d runs/demo/checkpoints/$$stage-* | tail -n 1)" --chat --prompt '$(QUESTION)' --tokens 100 --temperature 0.3 --top-k 20 --seed 1; \
+	done
+	@echo "--- reward accuracy on held-out pairs: $$(grep -o '"val_reward_accuracy":[0-9.]*' runs/demo/metrics.jsonl | tail -n 1 | cut -d: -f2)"
+	@echo "--- the pretrained model, continuing a prompt:"
+	@$(TRAIN) generate --checkpoint "$$(ls -d runs/demo/checkpoints/pretrain-* | tail -n 1)" --prompt "ROMEO:" --tokens 200 --temperature 0.7 --seed 1
 	@echo
 	@echo "The run is in runs/demo: metrics.jsonl, checkpoints/ (HDF5: h5dump -H runs/demo/checkpoints/*/rank-0000.h5)."
 	@echo "Next:  $(TRAIN) inspect runs/demo"
-	@echo "       $(TRAIN) launch -n 4 --config demo --out runs/demo --resume --set stages.0.steps=400"
+	@echo "       $(TRAIN) generate --checkpoint runs/demo --chat"
+	@echo "       $(TRAIN) launch -n 4 --config demo --out runs/demo --resume --set stages.2.steps=120"
 	@echo "       $(TRAIN) eval --checkpoint runs/demo --data FILE.txt"
 	@echo "       $(TRAIN) config list"
 

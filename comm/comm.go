@@ -94,6 +94,11 @@ func CheckRank(rank, size int) error {
 	return nil
 }
 
+// NoAnswer is the error of an operation that waited longer than limit for a rank.
+func NoAnswer(rank int, op string, limit time.Duration) *PeerError {
+	return &PeerError{Rank: rank, Op: op, Err: &timeoutError{limit}}
+}
+
 // timeoutError is the cause of a PeerError when a member did not answer in the group's time.
 type timeoutError struct{ limit time.Duration }
 

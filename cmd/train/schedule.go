@@ -73,6 +73,9 @@ func readSchedule(args []string, file string, stages, micros int) (pipeline.Sche
 	if len(args) == 1 {
 		name = args[0]
 	}
+	if stages > 4096 || micros > 65536 || stages*micros > 1<<20 {
+		return pipeline.Schedule{}, fmt.Errorf("--stages %d and --micros %d: at most 4096, 65536 and together 1048576 cells", stages, micros)
+	}
 	if stages < 1 || micros < 1 {
 		return pipeline.Schedule{}, fmt.Errorf("--stages %d and --micros %d must be at least 1", stages, micros)
 	}

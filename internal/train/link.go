@@ -2,7 +2,9 @@ package train
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"time"
 
 	"moetor/comm"
 	"moetor/internal/trace"
@@ -19,6 +21,7 @@ type link struct {
 	data      int // data coordinate of this rank
 	plan      pipeline.Plan
 	dim       int
+	timeout   time.Duration // longest wait for another stage; 0 is no limit
 	micros    []model.Micro
 	rec       *trace.Recorder
 	// buffers[stage side] are two alternating receive buffers for each stage and direction: the executor consumes a
@@ -34,10 +37,29 @@ type bufferKey struct {
 
 func (l *link) Send(ctx context.Context, a pipeline.Action, p []float32) error {
 	to, tag := l.peer(a)
+	ctx, cancel := l.limit(ctx)
+	defer cancel()
 	if err := comm.SendSlice(ctx, l.transport, to, tag, p); err != nil {
-		return fmt.Errorf("send to rank %d: %w", to, err)
+		return l.failed(ctx, to, "send", err)
 	}
 	return nil
+}
+
+// limit ends a wait after the time-out.
+func (l *link) limit(ctx context.Context) (context.Context, context.CancelFunc) {
+	if l.timeout <= 0 {
+		return ctx, func() {}
+	}
+	return context.WithTimeout(ctx, l.timeout)
+}
+
+// failed says whom a message was for or from, and that it was waited for too long, if so.
+func (l *link) failed(ctx context.Context, rank int, op string, err error) error {
+	var lost *comm.PeerError
+	if errors.Is(ctx.Err(), context.DeadlineExceeded) && !errors.As(err, &lost) {
+		return comm.NoAnswer(rank, op, l.timeout)
+	}
+	return fmt.Errorf("%s, rank %d: %w", op, rank, err)
 }
 
 func (l *link) Recv(ctx context.Context, a pipeline.Action) ([]float32, error) {
@@ -51,8 +73,10 @@ func (l *link) Recv(ctx context.Context, a pipeline.Action) ([]float32, error) {
 	}
 	l.turn[key] ^= 1
 	p := resize(&pair[l.turn[key]], m.Seqs*m.Len*l.dim)
+	ctx, cancel := l.limit(ctx)
+	defer cancel()
 	if err := comm.RecvSlice(ctx, l.transport, from, tag, p); err != nil {
-		return nil, fmt.Errorf("receive from rank %d: %w", from, err)
+		return nil, l.failed(ctx, from, "receive", err)
 	}
 	return p, nil
 }

@@ -24,7 +24,9 @@ import (
 // so no second model is ever held. They are kept in the run directory under a key of model and data, so that a resumed
 // run compares with the same numbers, to the bit.
 type reference struct {
-	Key                               string    // of the stage's first weights and of its data
+	Key     string // of the stage's first weights and of its data
+	Samples int64  // that it covers from the start of the stage on; 0 is all of an epoch
+
 	Train, Val, Mismatch, ValMismatch []float64 // by sequence
 }
 
@@ -71,11 +73,11 @@ func (t *Trainer) refer(ctx context.Context, key string) error {
 		if err != nil {
 			return err
 		}
-		key = weights + "-" + t.referenceData()
+		key = weights + "-" + s.train.Fingerprint()
 	}
 	var found []byte
 	if t.root() {
-		if b, err := readReference(t.referencePath(), key); err == nil {
+		if b, err := readReference(t.referencePath(), key, t.referenceSamples()); err == nil {
 			found = b
 		} else if !errors.Is(err, fs.ErrNotExist) {
 			t.note("%v; computing the reference again", err)
@@ -93,11 +95,6 @@ func (t *Trainer) refer(ctx context.Context, key string) error {
 		return t.referAgain(ctx, key)
 	}
 	return t.computeReference(ctx, key)
-}
-
-// referenceData names what a reference is of: the data, and how much of it.
-func (t *Trainer) referenceData() string {
-	return fmt.Sprintf("%s-%d", t.stage.train.Fingerprint(), t.referenceSamples())
 }
 
 // referenceSamples is how many samples of the stage the reference needs, 0 for all: a stage that ends within its first epoch
@@ -118,7 +115,7 @@ func (t *Trainer) computeReference(ctx context.Context, key string) error {
 		train, mismatch, n = c.Train, c.Mismatch, few
 	}
 	t.note("%s: log-probabilities of the reference, one forward pass over %d sequences", s.cfg.Name, n)
-	r := &reference{Key: key}
+	r := &reference{Key: key, Samples: t.referenceSamples()}
 	for _, x := range []struct {
 		src  data.Source
 		n    int64 // samples to read
@@ -170,7 +167,7 @@ func (t *Trainer) referAgain(ctx context.Context, key string) error {
 	if err != nil {
 		return err
 	}
-	if got := weights + "-" + t.referenceData(); got != key {
+	if got := weights + "-" + t.stage.train.Fingerprint(); got != key {
 		return fmt.Errorf("%s is missing, and checkpoint %s is not what the stage started from", t.referencePath(), dir)
 	}
 	if err := t.computeReference(ctx, key); err != nil {
@@ -252,8 +249,8 @@ func writeReference(path string, r *reference) error {
 	return os.Rename(tmp, path)
 }
 
-// readReference returns the file's bytes if they are of key.
-func readReference(path, key string) ([]byte, error) {
+// readReference returns the file's bytes if they are of key and cover that many samples (0: all).
+func readReference(path, key string, samples int64) ([]byte, error) {
 	b, err := os.ReadFile(path)
 	if err != nil {
 		return nil, err
@@ -264,6 +261,9 @@ func readReference(path, key string) ([]byte, error) {
 	}
 	if r.Key != key {
 		return nil, fmt.Errorf("%s is of another model or other data", path)
+	}
+	if r.Samples != 0 && (samples == 0 || samples > r.Samples) {
+		return nil, fmt.Errorf("%s covers %d samples, and the stage has become longer", path, r.Samples)
 	}
 	return b, nil
 }

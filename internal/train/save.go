@@ -190,7 +190,7 @@ func (t *Trainer) resume(ctx context.Context) (int, error) {
 		found, err = t.newest()
 	}
 	if err := t.together(ctx, err); err != nil {
-		return 0, fmt.Errorf("resume %s: %w", t.opts.Dir, err)
+		return 0, RefusedError{fmt.Errorf("resume %s: %w", t.opts.Dir, err)}
 	}
 	all, err := comm.GatherBytes(ctx, t.groups.World, []byte(found))
 	if err != nil {
@@ -203,7 +203,7 @@ func (t *Trainer) resume(ctx context.Context) (int, error) {
 	}
 	i, key, err := t.restore(ctx, dir)
 	if err := t.together(ctx, err); err != nil {
-		return 0, fmt.Errorf("resume from %s: %w", dir, err)
+		return 0, RefusedError{fmt.Errorf("resume from %s: %w", dir, err)}
 	}
 	t.last = dir
 	if !t.stage.plan.Done(t.pos) {

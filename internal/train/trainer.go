@@ -41,6 +41,12 @@ type Options struct {
 	Log      *slog.Logger
 }
 
+// A RefusedError says that what the user asked for does not fit what is there, such as a checkpoint of another model:
+// nothing was trained, and trying again changes nothing.
+type RefusedError struct{ error }
+
+func (e RefusedError) Unwrap() error { return e.error }
+
 // An Outcome says how a run ended.
 type Outcome struct {
 	Stopped    bool   // by a signal or StopAfter, after a complete checkpoint
@@ -169,7 +175,7 @@ func (t *Trainer) build(ctx context.Context) error {
 		t.chunks = append(t.chunks, chunk)
 		t.stages[s] = chunk
 	}
-	t.link = &link{transport: t.world, mesh: t.mesh, data: d, plan: pipeline.Plan{Owner: t.owner, Ranks: t.mesh.Pipeline}, dim: c.Dim, rec: t.rec,
+	t.link = &link{transport: t.world, mesh: t.mesh, data: d, plan: pipeline.Plan{Owner: t.owner, Ranks: t.mesh.Pipeline}, dim: c.Dim, timeout: t.run.Comm.Timeout, rec: t.rec,
 		buffers: map[bufferKey]*[2][]float32{}, turn: map[bufferKey]int{}}
 	t.sync, err = shard.New(ctx, t.groups.World, t.groups.Data, t.groups.Replica, t.groups.Embed, t.params())
 	return err
@@ -209,7 +215,7 @@ func (t *Trainer) Run(ctx context.Context) (Outcome, error) {
 	}
 	if t.stage == nil && t.run.Run.Init != "" {
 		if err := t.together(ctx, t.initial(t.run.Run.Init)); err != nil {
-			return Outcome{}, fmt.Errorf("run.init: %w", err)
+			return Outcome{}, RefusedError{fmt.Errorf("run.init: %w", err)}
 		}
 	}
 	for i := first; i < len(t.run.Stages); i++ {
