@@ -163,8 +163,52 @@ func TestNonFinite(t *testing.T) {
 	}
 }
 
-// TestAllTokensToOneExpert is P08: with four expert ranks and every token on two experts of the first, training equals
-// one rank, and the idle experts' weights do not move but by decay.
+// TestBiasUpdate is P03: after one step the bias of every MoE layer, the MTP module's included, has moved by the bias speed
+// against the load of its expert, and the counts are tokens times top-k.
+func TestBiasUpdate(t *testing.T) {
+	run, err := configs.Parse([]byte(small(t)), "test", []string{"stages.0.steps=1", "stages.0.val.data=[]", "run.eval_every=0", "stages.0.router.bias_speed=0.25"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	trainer, err := New(t.Context(), run, inproc.New(1)[0], Options{Dir: t.TempDir(), LocalRanks: 1, Threads: 1})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := trainer.Run(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	routers := trainer.chunks[0].Routers()
+	if len(routers) != 4 {
+		t.Fatalf("%d routers, want 3 layers and the MTP module", len(routers))
+	}
+	for _, r := range routers {
+		var total int64
+		for _, n := range r.Counts {
+			total += n
+		}
+		tokens := int64(6 * 32)
+		if r.Layer == 4 { // the MTP module routes the positions that have a token ahead
+			tokens = 6 * 31
+		}
+		if total != 2*tokens {
+			t.Errorf("layer %d: %d assignments, want %d", r.Layer, total, 2*tokens)
+		}
+		for e, n := range r.Counts {
+			want := float32(0)
+			if 8*n < total {
+				want = 0.25
+			} else if 8*n > total {
+				want = -0.25
+			}
+			if r.Bias[e] != want {
+				t.Errorf("layer %d expert %d with %d of %d: bias %v, want %v", r.Layer, e, n, total, r.Bias[e], want)
+			}
+		}
+	}
+}
+
+// TestAllTokensToOneExpert is P08: with four expert ranks and every token on the two experts of the first, training equals
+// one rank. That idle experts get gradients of exactly 0 is model's TestExpertRanks.
 func TestAllTokensToOneExpert(t *testing.T) {
 	text := small(t)
 	// Groups keep experts 0 and 1 (and 2, 3) only when biased far up: a bias that no update undoes in 3 steps.
