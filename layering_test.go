@@ -21,7 +21,7 @@ data < data/chat;
 comm < comm/inproc, comm/shm, comm/tcp, comm/commtest, comm/launch, parallel;
 internal/kernel, internal/tensor < model, optimizer, checkpoint;
 comm, internal/tensor < parallel/expert, parallel/shard;
-internal/kernel < parallel/shard;
+internal/kernel < parallel/expert, parallel/shard;
 model < internal/train/objective;
 model, optimizer, data/chat, parallel/pipeline, internal/train/objective < configs;
 configs, checkpoint, parallel, parallel/expert, parallel/shard, internal/trace < internal/train;

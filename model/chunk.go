@@ -123,7 +123,7 @@ func (c *Chunk) Bind(m []Micro, s Settings) {
 }
 
 // ZeroGrads sets all gradients to zero.
-func (c *Chunk) ZeroGrads() { clear(c.grads) }
+func (c *Chunk) ZeroGrads() { kernel.Zero(c.grads) }
 
 // NonFinite is the first number that was not finite since Bind, or nil.
 func (c *Chunk) NonFinite() *NonFiniteError { return c.nonFinite }

@@ -35,12 +35,12 @@ func LocalExchange(_ context.Context, _ int, rowsPerExpert []int) (Route, error)
 func (r *localRoute) Rows() []int { return r.rows }
 
 func (r *localRoute) Dispatch(_ context.Context, dst, src tensor.Mat) error {
-	copy(dst.Data, src.Data)
+	kernel.Copy(dst.Data, src.Data)
 	return nil
 }
 
 func (r *localRoute) Combine(_ context.Context, dst, src tensor.Mat) error {
-	copy(dst.Data, src.Data)
+	kernel.Copy(dst.Data, src.Data)
 	return nil
 }
 

@@ -3,6 +3,7 @@ package model
 import (
 	"fmt"
 
+	"moetor/internal/kernel"
 	"moetor/internal/tensor"
 )
 
@@ -56,7 +57,7 @@ func (e *NonFiniteError) Before(o *NonFiniteError) bool {
 
 // watch notes the first number of m that is not finite.
 func (p *pass) watch(m tensor.Mat, backward bool, layer int, at Place, expert int) {
-	if !finite(m.Data) {
+	if !kernel.Finite(m.Data) {
 		p.report(backward, layer, at, expert)
 	}
 }
@@ -84,25 +85,4 @@ func (p *pass) report(backward bool, layer int, at Place, expert int) {
 	if p.nonFinite == nil || e.Before(p.nonFinite) {
 		p.nonFinite = e
 	}
-}
-
-// finite looks at every number once: v-v is 0 or NaN.
-func finite(x []float32) bool {
-	var s [8]float32
-	n := len(x) &^ 7
-	for i := 0; i < n; i += 8 {
-		y := x[i : i+8 : i+8]
-		for l := range s {
-			s[l] += y[l] - y[l]
-		}
-	}
-	for _, v := range x[n:] {
-		s[0] += v - v
-	}
-	for _, v := range s {
-		if v != 0 {
-			return false
-		}
-	}
-	return true
 }

@@ -40,7 +40,7 @@ func (h *head) judge(p *pass) {
 			h.slope[r] = 0
 		}
 	}
-	if sum := p.sums.Loss + p.sums.Weight; math.IsNaN(sum) || math.IsInf(sum, 0) || !finite(h.slope) {
+	if sum := p.sums.Loss + p.sums.Weight; math.IsNaN(sum) || math.IsInf(sum, 0) || !kernel.Finite(h.slope) {
 		p.report(false, h.layer, placeObjective, -1)
 	}
 }

@@ -21,17 +21,33 @@ func AdamW(a AdamWArgs, w, g, m, v []float32) {
 	checkLen("AdamW", "g", len(g), len(w))
 	checkLen("AdamW", "m", len(m), len(w))
 	checkLen("AdamW", "v", len(v), len(w))
+	// The corrections are taken in float64: 1-Beta2^Step of a first step loses half its digits in float32.
+	u := adamWUpdate{a.GradScale, a.Beta1, 1 - a.Beta1, a.Beta2, 1 - a.Beta2,
+		float32(1 / (1 - math.Pow(float64(a.Beta1), float64(a.Step)))),
+		float32(1 / (1 - math.Pow(float64(a.Beta2), float64(a.Step)))), a.Eps, a.LR, a.Decay}
+	if shareLoop(len(w)) {
+		finishLoop(&loop{part: adamWPart, n: len(w), chunk: loopChunk, a: w, b: g, c: m, d: v, adamW: u})
+		return
+	}
+	u.run(w, g, m, v)
+}
+
+// adamWUpdate are the scalars of an update, in the order of the vector routines.
+type adamWUpdate struct {
+	gradScale, beta1, rest1, beta2, rest2, correct1, correct2, eps, lr, decay float32
+}
+
+func adamWPart(q *loop, from, to int) {
+	q.adamW.run(q.a[from:to], q.b[from:to], q.c[from:to], q.d[from:to])
+}
+
+func (u *adamWUpdate) run(w, g, m, v []float32) {
 	n := len(w)
 	g, m, v = g[:n], m[:n], v[:n]
-	// The corrections are taken in float64: 1-Beta2^Step of a first step loses half its digits in float32.
-	correct1 := float32(1 / (1 - math.Pow(float64(a.Beta1), float64(a.Step))))
-	correct2 := float32(1 / (1 - math.Pow(float64(a.Beta2), float64(a.Step))))
-	rest1, rest2 := 1-a.Beta1, 1-a.Beta2
 	if l := active.Load().vectors; l != scalar {
-		scalars := [...]float32{a.GradScale, a.Beta1, rest1, a.Beta2, rest2, correct1, correct2, a.Eps, a.LR, a.Decay}
 		for len(w) >= int(l) {
 			n := min(len(w), vectorChunk) / int(l)
-			adamWVectors(l, &scalars[0], &w[0], &g[0], &m[0], &v[0], n)
+			adamWVectors(l, &u.gradScale, &w[0], &g[0], &m[0], &v[0], n)
 			n *= int(l)
 			w, g, m, v = w[n:], g[n:], m[n:], v[n:]
 		}
@@ -41,7 +57,7 @@ func AdamW(a AdamWArgs, w, g, m, v []float32) {
 			copy(e[1][:], g)
 			copy(e[2][:], m)
 			copy(e[3][:], v)
-			adamWVectors(l, &scalars[0], &e[0][0], &e[1][0], &e[2][0], &e[3][0], 1)
+			adamWVectors(l, &u.gradScale, &e[0][0], &e[1][0], &e[2][0], &e[3][0], 1)
 			copy(w, e[0][:])
 			copy(m, e[2][:])
 			copy(v, e[3][:])
@@ -49,12 +65,12 @@ func AdamW(a AdamWArgs, w, g, m, v []float32) {
 		return
 	}
 	for i, wi := range w {
-		gi := g[i] * a.GradScale
-		mi := a.Beta1*m[i] + rest1*gi
-		vi := a.Beta2*v[i] + rest2*(gi*gi)
+		gi := g[i] * u.gradScale
+		mi := u.beta1*m[i] + u.rest1*gi
+		vi := u.beta2*v[i] + u.rest2*(gi*gi)
 		m[i], v[i] = mi, vi
-		update := mi * correct1 / (sqrt32(vi*correct2) + a.Eps)
-		w[i] = wi - a.LR*(update+a.Decay*wi)
+		update := mi * u.correct1 / (sqrt32(vi*u.correct2) + u.eps)
+		w[i] = wi - u.lr*(update+u.decay*wi)
 	}
 }
 

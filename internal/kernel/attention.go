@@ -39,7 +39,7 @@ func (a *Attention) Forward() {
 			clear(row[t+1:]) // keys after t: an exact zero adds nothing to the product with V
 			a.LSE[t] = float32(float64(top) + math.Log(sum))
 			// The row is normalised before the product, so that O needs no second pass.
-			Scale(row[:t+1], float32(1/sum))
+			scaled(row[:t+1], float32(1/sum), row[:t+1])
 		}
 		Gemm(NN, r1-r0, a.DV, r1, 1, scores, r1, a.V, a.LDV, 0, a.O[r0*a.LDO:], a.LDO)
 	}
@@ -79,15 +79,29 @@ func (a *Attention) Backward(dO []float32, lddo int, dQ []float32, lddq int, dK 
 		for t := r0; t < r1; t++ {
 			d := float32(dot(dO[t*lddo:t*lddo+a.DV], a.O[t*a.LDO:t*a.LDO+a.DV]))
 			row, pr := dS[(t-r0)*r1:(t-r0+1)*r1], p[(t-r0)*r1:(t-r0+1)*r1]
-			for i := range row[:t+1] {
-				row[i] = pr[i] * (row[i] - d)
-			}
+			dSoftmax(row[:t+1], pr, d)
 			clear(row[t+1:])
 		}
 		Gemm(NN, rows, a.DQ, r1, a.Scale, dS, r1, a.K, a.LDK, 0, dQ[r0*lddq:], lddq)
 		Gemm(TN, r1, a.DQ, rows, a.Scale, dS, r1, a.Q[r0*a.LDQ:], a.LDQ, 1, dK, lddk)
 	}
 	s.giveBack()
+}
+
+// dSoftmax sets ds = p*(ds-d).
+func dSoftmax(ds, p []float32, d float32) {
+	p = p[:len(ds)]
+	if l := active.Load().vectors; l != scalar {
+		for len(ds) >= int(l) {
+			n := min(len(ds), vectorChunk) / int(l)
+			dSoftmaxVectors(l, &ds[0], &p[0], d, n)
+			n *= int(l)
+			ds, p = ds[n:], p[n:]
+		}
+	}
+	for i, v := range p {
+		ds[i] = v * (ds[i] - d)
+	}
 }
 
 func (a *Attention) check(routine string) {

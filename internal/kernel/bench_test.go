@@ -32,12 +32,10 @@ func benchProduct(b *testing.B, l Layout, m, n, k int) {
 	b.ReportMetric(rate/peak, "of-peak")
 }
 
-// BenchmarkGemm runs every implementation and layout on a square product and on shapes of training, decoding and
-// attention.
+// BenchmarkGemm runs every implementation and layout on square products and on shapes of decoding and attention.
 func BenchmarkGemm(b *testing.B) {
 	for _, impl := range Impls() {
-		for _, s := range [][3]int{{1024, 1024, 1024}, {2048, 1024, 384}, {2048, 384, 1024}, {384, 1024, 2048},
-			{128, 256, 384}, {128, 384, 256}, {20, 256, 384}, {1, 1024, 384}, {64, 256, 48}, {256, 48, 64}} {
+		for _, s := range [][3]int{{1024, 1024, 1024}, {2048, 2048, 2048}, {20, 256, 384}, {1, 1024, 384}, {64, 256, 96}, {256, 64, 64}} {
 			for l, name := range []string{"NN", "NT", "TN"} {
 				b.Run(fmt.Sprintf("%s/%s/%dx%dx%d", impl, name, s[0], s[1], s[2]), func(b *testing.B) {
 					restore, _ := Use(impl)
@@ -45,6 +43,28 @@ func BenchmarkGemm(b *testing.B) {
 					benchProduct(b, Layout(l), s[0], s[1], s[2])
 				})
 			}
+		}
+	}
+}
+
+// BenchmarkLinear runs the three products of a linear layer, forward (NT), gradient of the input (NN) and of the weight
+// (TN), on the layers of bench-s and bench-fine: rows, outputs, inputs.
+func BenchmarkLinear(b *testing.B) {
+	for _, s := range [][3]int{
+		{2048, 192, 384}, {2048, 576, 192}, {2048, 128, 384}, {2048, 768, 128}, {2048, 384, 384}, {2048, 1024, 384},
+		{2048, 384, 1024}, {2048, 256, 384}, {512, 256, 384}, {512, 384, 256}, {128, 4096, 384},
+		{2048, 128, 256}, {2048, 512, 64}, {2048, 768, 256}, {2048, 96, 256}, {2048, 64, 256}, {256, 96, 256}, {256, 256, 96},
+		{128, 4096, 256},
+	} {
+		rows, out, in := s[0], s[1], s[2]
+		for _, c := range []struct {
+			name    string
+			layout  Layout
+			m, n, k int
+		}{{"NT", NT, rows, out, in}, {"NN", NN, rows, in, out}, {"TN", TN, out, in, rows}} {
+			b.Run(fmt.Sprintf("%s/%dx%dx%d", c.name, c.m, c.n, c.k), func(b *testing.B) {
+				benchProduct(b, c.layout, c.m, c.n, c.k)
+			})
 		}
 	}
 }
@@ -94,43 +114,84 @@ func BenchmarkRMSNorm(b *testing.B) {
 	benchEach(b, len(x), func() { RMSNorm(y, x, gain, rstd, 256, 1e-6) })
 }
 
-// BenchmarkAttention runs a head forward and backward; a value is a pair of query and key at or before it.
+// benchPeak reports the rate of the fastest call, by the FLOPs it counts, and its share of the fastest window of the
+// register-only loop on as many threads.
+func benchPeak(b *testing.B, f func()) {
+	f()
+	before := Flops()
+	f()
+	work := float64(Flops() - before)
+	peak, best := PeakGFLOPS(Threads(), 20), time.Duration(math.MaxInt64)
+	for b.Loop() {
+		begin := time.Now()
+		f()
+		best = min(best, time.Since(begin))
+	}
+	rate := work / best.Seconds() / 1e9
+	b.ReportMetric(rate, "GFLOP/s")
+	b.ReportMetric(rate/max(peak, PeakGFLOPS(Threads(), 20)), "of-peak")
+}
+
+// BenchmarkLoops runs the loops that move or change whole vectors, warm.
+func BenchmarkLoops(b *testing.B) {
+	const n, cols = 1 << 16, 256
+	x, y, z := randomMat(1, n), randomMat(2, n), make([]float32, n)
+	gain, dgain, rstd := randomMat(3, cols), make([]float32, cols), make([]float32, n/cols)
+	RMSNorm(z, x, gain, rstd, cols, 1e-6)
+	for _, c := range []struct {
+		name string
+		f    func()
+	}{
+		{"Add", func() { Add(z, y) }},
+		{"Axpy", func() { Axpy(z, 1e-9, y) }},
+		{"Scale", func() { Scale(z, 1) }},
+		{"SumSquares", func() { SumSquares(x) }},
+		{"Finite", func() { Finite(x) }},
+		{"RMSNormGrad", func() { RMSNormGrad(z, dgain, y, x, gain, rstd, cols) }},
+	} {
+		b.Run(c.name, func(b *testing.B) { benchEach(b, n, c.f) })
+	}
+}
+
+// BenchmarkAttention runs one head forward and backward, the widths those of DeepSeek's ratio at 64.
 func BenchmarkAttention(b *testing.B) {
-	for _, T := range []int{256, 1024} {
-		const DQ, DV = 48, 32
+	for _, T := range []int{512, 4096} {
+		const DQ, DV = 96, 64
 		a := newAttentionCase(1, T, DQ, DV, 0).attention()
 		dO, dQ, dK, dV := randomMat(2, T*DV), make([]float32, T*DQ), make([]float32, T*DQ), make([]float32, T*DV)
-		b.Run(fmt.Sprint("forward/", T), func(b *testing.B) { benchEach(b, T*(T+1)/2, a.Forward) })
+		b.Run(fmt.Sprint("forward/", T), func(b *testing.B) { benchPeak(b, a.Forward) })
 		b.Run(fmt.Sprint("backward/", T), func(b *testing.B) {
-			benchEach(b, T*(T+1)/2, func() { a.Backward(dO, DV, dQ, DQ, dK, DQ, dV, DV) })
+			benchPeak(b, func() { a.Backward(dO, DV, dQ, DQ, dK, DQ, dV, DV) })
 		})
 	}
 }
 
-// BenchmarkGroupedGemm is the expert layer of a fine-grained model: 64 experts, uneven rows, 128 on average.
+// BenchmarkGroupedGemm is an expert layer of a fine-grained model: 64 experts of width 96, 2,048 rows in uneven groups.
 func BenchmarkGroupedGemm(b *testing.B) {
-	const experts, n, k = 64, 256, 384
+	const experts, inter, dim = 64, 96, 256
 	rows, total := make([]int, experts), 0
-	w := make([][]float32, experts)
+	w, g := make([][]float32, experts), make([][]float32, experts)
 	for e := range rows {
-		rows[e] = 4 * (e + 1)
+		rows[e] = e * 65 / 64
+		if e == experts-1 {
+			rows[e] = 2048 - total
+		}
 		total += rows[e]
-		w[e] = randomMat(uint64(e), n*k)
+		w[e], g[e] = randomMat(uint64(e), inter*dim), make([]float32, inter*dim)
 	}
-	a, c := randomMat(1, total*k), make([]float32, total*n)
-	for _, name := range Impls() {
-		b.Run(name, func(b *testing.B) {
-			restore, _ := Use(name)
-			defer restore()
-			peak, best := PeakGFLOPS(1, 20), time.Duration(math.MaxInt64)
-			for b.Loop() {
-				begin := time.Now()
-				GroupedGemm(NT, rows, n, k, a, w, 0, c)
-				best = min(best, time.Since(begin))
-			}
-			rate := 2 * float64(total) * n * k / best.Seconds() / 1e9
-			b.ReportMetric(rate, "GFLOP/s")
-			b.ReportMetric(rate/max(peak, PeakGFLOPS(1, 20)), "of-peak")
+	x, h := randomMat(1, total*dim), make([]float32, total*inter)
+	dx := make([]float32, total*dim)
+	for _, threads := range []int{1, 2} {
+		SetThreads(threads)
+		b.Run(fmt.Sprint("NT/threads", threads), func(b *testing.B) {
+			benchPeak(b, func() { GroupedGemm(NT, rows, inter, dim, x, w, 0, h) })
+		})
+		b.Run(fmt.Sprint("NN/threads", threads), func(b *testing.B) {
+			benchPeak(b, func() { GroupedGemm(NN, rows, dim, inter, h, w, 0, dx) })
+		})
+		b.Run(fmt.Sprint("TN/threads", threads), func(b *testing.B) {
+			benchPeak(b, func() { GroupedGemmTN(rows, inter, dim, h, x, g) })
 		})
 	}
+	SetThreads(1)
 }

@@ -8,9 +8,9 @@
 // pack.go copies operands into panels, micro.go describes the tile routine ("microkernel") that consumes two panels,
 // micro_amd64.go binds the assembly written by the program in _gen, and impl.go picks one set of routines for this
 // CPU. gemm_ref.go is the specification of a product as three nested loops. attention.go builds causal attention out of
-// products. exp.go, softmax.go, silu.go, norm.go, adamw.go and vector.go are the loops over vectors: each has its plain
-// Go body, which is the specification, and the hot ones a vector routine bound in vector_amd64.go. parallel.go has the
-// worker pool. micro_amd64.s and micro_decl_amd64.go are written by _gen and never edited.
+// products. exp.go, softmax.go, silu.go, norm.go, adamw.go, reduce.go and vector.go are the loops over vectors: each has
+// its plain Go body, which is the specification, and the hot ones a vector routine bound in vector_amd64.go. slots.go moves
+// rows between tokens and experts. parallel.go has the worker pool, loop.go how loops share it. micro_amd64.s and micro_decl_amd64.go are written by _gen and never edited.
 //
 // # Contracts
 //
@@ -20,7 +20,8 @@
 // index order, and every tile routine of an implementation does the same arithmetic for an element whatever the tile's
 // shape. A dropless MoE layer relies on it: a token's output does not change with the batch around it.
 //
-// Results are repeatable: no routine has an order of summing that depends on timing. Different implementations
+// Results are repeatable: no routine has an order of summing that depends on timing or on the number of threads. Sums in
+// float64 (reduce.go) are cut at fixed places, and come out the same from every implementation. Different implementations
 // (portable, avx2, avx512) may differ in the last bits of a result, because the portable body of amd64 does not fuse.
 //
 // Nothing is allocated once a shape has been seen: scratch comes from free lists that the collector does not empty.

@@ -21,8 +21,22 @@ const (
 	blockN = 512        // a multiple of every tile width
 )
 
-// directRows is the number of rows of C up to which rows of B are read in place: a copy would cost more than it saves.
-const directRows = 28
+// Operands whose rows are as the tile routine reads them need no copy: B of NN and TN, A of NN and NT. Rows of A are
+// always read in place, rows of B up to directRows rows of C: beyond, a copy that fits the first cache level pays. Not
+// so where the rows lie a multiple of aliasing values (a memory page) apart, in the same sets of the first cache level.
+const (
+	directRows = 640
+	aliasing   = 1024
+)
+
+// readsB reports whether rows of B are read in place, readsA whether those of A.
+func (p *product) readsB() bool {
+	return p.layout != NT && (p.m <= 2*maxTileRows || p.m <= directRows && p.ldb%aliasing != 0)
+}
+
+func (p *product) readsA(t *micro) bool {
+	return p.layout != TN && t.runRows != nil && p.lda%aliasing != 0
+}
 
 // product is one call of Gemm.
 type product struct {
@@ -103,7 +117,7 @@ func (w *workspace) multiply(t *micro, p *product) {
 		scaleRows(p)
 		return
 	}
-	direct := p.layout != NT && p.m <= directRows
+	directA, directB := p.readsA(t), p.readsB()
 	for j0 := 0; j0 < p.n; j0 += blockN {
 		j1 := min(j0+blockN, p.n)
 		for k0 := 0; k0 < p.k; k0 += blockK {
@@ -112,27 +126,29 @@ func (w *workspace) multiply(t *micro, p *product) {
 			if k0 > 0 {
 				beta = 1 // the cuts of k add up in C, in order
 			}
-			if !direct {
+			if !directB {
 				w.packB(t, p, k0, k1, j0, j1)
 			} else if whole := j1 - (j1-j0)%t.cols; whole < j1 {
 				w.packB(t, p, k0, k1, whole, j1) // the last columns do not fill a tile
 			}
 			for i0 := 0; i0 < p.m; i0 += blockM {
 				i1 := min(i0+blockM, p.m)
-				w.packA(t, p, k0, k1, i0, i1)
-				w.block(t, p, beta, direct, i0, i1, j0, j1, k0, k1)
+				if !directA {
+					w.packA(t, p, k0, k1, i0, i1)
+				}
+				w.block(t, p, beta, directA, directB, i0, i1, j0, j1, k0, k1)
 			}
 		}
 	}
 }
 
-// block multiplies a packed block of A with a packed block of B, or with rows of B in place when direct.
-func (w *workspace) block(t *micro, p *product, beta float32, direct bool, i0, i1, j0, j1, k0, k1 int) {
+// block multiplies a block of A with a block of B, each packed, or its rows in place when direct.
+func (w *workspace) block(t *micro, p *product, beta float32, directA, directB bool, i0, i1, j0, j1, k0, k1 int) {
 	depth := k1 - k0
 	for j := j0; j < j1; j += t.cols {
 		cols := min(t.cols, j1-j)
 		b, ldb := w.b[(j-j0)*depth:], t.cols
-		if direct {
+		if directB {
 			b = w.b
 			if cols == t.cols {
 				b, ldb = p.b[k0*p.ldb+j:], p.ldb
@@ -140,21 +156,25 @@ func (w *workspace) block(t *micro, p *product, beta float32, direct bool, i0, i
 		}
 		for i := i0; i < i1; i += t.rows {
 			rows := min(t.rows, i1-i)
-			a := w.a[(i-i0)*depth:]
-			c := p.c[i*p.ldc+j:]
-			if t.fits(cols) {
-				t.run(rows, cols, depth, &a[0], &b[0], ldb, &c[0], p.ldc, p.alpha, beta)
-				continue
-			}
-			// A tile at the right edge is computed whole, by the same routine, on a copy.
-			if beta != 0 {
-				for r := range rows {
-					copy(w.tile[r*t.cols:], c[r*p.ldc:r*p.ldc+cols])
+			c, ldc, width, edge := p.c[i*p.ldc+j:], p.ldc, cols, !t.fits(cols)
+			if edge { // a tile at the right edge is computed whole, by the same routine, on a copy
+				if beta != 0 {
+					for r := range rows {
+						copy(w.tile[r*t.cols:], c[r*p.ldc:r*p.ldc+cols])
+					}
 				}
+				c, ldc, width = w.tile, t.cols, t.cols
 			}
-			t.run(rows, t.cols, depth, &a[0], &b[0], ldb, &w.tile[0], t.cols, p.alpha, beta)
-			for r := range rows {
-				copy(c[r*p.ldc:r*p.ldc+cols], w.tile[r*t.cols:])
+			if directA {
+				t.runRows(rows, width, depth, &p.a[i*p.lda+k0], p.lda, &b[0], ldb, &c[0], ldc, p.alpha, beta)
+			} else {
+				t.run(rows, width, depth, &w.a[(i-i0)*depth], &b[0], ldb, &c[0], ldc, p.alpha, beta)
+			}
+			if edge {
+				for r := range rows {
+					at := (i+r)*p.ldc + j
+					copy(p.c[at:at+cols], w.tile[r*t.cols:])
+				}
 			}
 		}
 	}
@@ -167,7 +187,7 @@ func scaleRows(p *product) {
 		if p.beta == 0 {
 			clear(row)
 		} else {
-			Scale(row, p.beta)
+			scaled(row, p.beta, row)
 		}
 	}
 }

@@ -62,7 +62,6 @@ type groups struct {
 	a, b, c []float32   // by rows; b of TN only, c of NN and NT only
 	w       [][]float32 // NN, NT: the second operands
 	grads   [][]float32 // TN: the results
-	cuts    int         // with workers: parts that the columns of every product are cut into
 }
 
 func (g *groups) run(threads int) {
@@ -80,6 +79,14 @@ func (g *groups) run(threads int) {
 		at += r
 	}
 	w.giveBack()
+}
+
+// shape returns the sizes of the product of group e.
+func (g *groups) shape(e int) (m, n, k int) {
+	if g.layout == TN {
+		return g.m, g.n, g.rows[e]
+	}
+	return g.rows[e], g.n, g.k
 }
 
 // product returns the product of group e, whose rows begin at row at. It must not be empty.

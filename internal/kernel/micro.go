@@ -21,6 +21,10 @@ type micro struct {
 	// The operations on one element, and their order, are the same for every rows and cols.
 	run func(rows, cols, k int, a, b *float32, ldb int, c *float32, ldc int, alpha, beta float32)
 
+	// runRows is run with rows of A read in place, a[lda*i+p] instead of a[micro.rows*p+i], and the same results to the
+	// bit; nil where A is always packed.
+	runRows func(rows, cols, k int, a *float32, lda int, b *float32, ldb int, c *float32, ldc int, alpha, beta float32)
+
 	// transpose sets dst[lddst*p+i] = src[ldsrc*i+p] for 4*quads values of p and lanes values of i, column after column;
 	// nil where plain Go does it.
 	transpose func(dst *float32, lddst int, src *float32, ldsrc int, quads int)

@@ -16,13 +16,13 @@ func vectorImpls() []impl {
 	if x.HasAVX512F && x.HasAVX512DQ && x.HasAVX512BW && x.HasAVX512VL {
 		list = append(list, impl{name: "avx512", vectors: lanes16, micro: &micro{
 			rows: 14, cols: 32, narrow: 16, lanes: 16,
-			run: runAVX512, transpose: transposeAVX512, copyRows: copyRowsAVX512, peak: peakAVX512,
+			run: runAVX512, runRows: runRowsAVX512, transpose: transposeAVX512, copyRows: copyRowsAVX512, peak: peakAVX512,
 		}})
 	}
 	if x.HasAVX2 && x.HasFMA {
 		list = append(list, impl{name: "avx2", vectors: lanes8, micro: &micro{
 			rows: 6, cols: 16, narrow: 8, lanes: 8,
-			run: runAVX2, transpose: transposeAVX2, copyRows: copyRowsAVX2, peak: peakAVX2,
+			run: runAVX2, runRows: runRowsAVX2, transpose: transposeAVX2, copyRows: copyRowsAVX2, peak: peakAVX2,
 		}})
 	}
 	return list
@@ -76,6 +76,51 @@ func runAVX512(rows, cols, k int, a, b *float32, ldb int, c *float32, ldc int, a
 	}
 }
 
+// runRowsAVX512 is micro.runRows: a whole tile by one routine, a lower one in strips of 8, 4, 2 and 1 rows.
+func runRowsAVX512(rows, cols, k int, a *float32, lda int, b *float32, ldb int, c *float32, ldc int, alpha, beta float32) {
+	wide := cols == 32
+	for rows > 0 {
+		n := 1
+		switch {
+		case rows >= 14:
+			n = 14
+			if wide {
+				gemmRows14x32AVX512(k, a, lda, b, ldb, c, ldc, alpha, beta)
+			} else {
+				gemmRows14x16AVX512(k, a, lda, b, ldb, c, ldc, alpha, beta)
+			}
+		case rows >= 8:
+			n = 8
+			if wide {
+				gemmRows8x32AVX512(k, a, lda, b, ldb, c, ldc, alpha, beta)
+			} else {
+				gemmRows8x16AVX512(k, a, lda, b, ldb, c, ldc, alpha, beta)
+			}
+		case rows >= 4:
+			n = 4
+			if wide {
+				gemmRows4x32AVX512(k, a, lda, b, ldb, c, ldc, alpha, beta)
+			} else {
+				gemmRows4x16AVX512(k, a, lda, b, ldb, c, ldc, alpha, beta)
+			}
+		case rows >= 2:
+			n = 2
+			if wide {
+				gemmRows2x32AVX512(k, a, lda, b, ldb, c, ldc, alpha, beta)
+			} else {
+				gemmRows2x16AVX512(k, a, lda, b, ldb, c, ldc, alpha, beta)
+			}
+		case wide:
+			gemmRows1x32AVX512(k, a, lda, b, ldb, c, ldc, alpha, beta)
+		default:
+			gemmRows1x16AVX512(k, a, lda, b, ldb, c, ldc, alpha, beta)
+		}
+		if rows -= n; rows > 0 {
+			a, c = down(a, n*lda), down(c, n*ldc)
+		}
+	}
+}
+
 // runAVX2 is micro.run: a whole tile by one routine, a lower one in strips of 4, 2 and 1 rows.
 func runAVX2(rows, cols, k int, a, b *float32, ldb int, c *float32, ldc int, alpha, beta float32) {
 	wide := cols == 16
@@ -110,6 +155,44 @@ func runAVX2(rows, cols, k int, a, b *float32, ldb int, c *float32, ldc int, alp
 		}
 		if rows -= n; rows > 0 {
 			a, c = down(a, n), down(c, n*ldc)
+		}
+	}
+}
+
+// runRowsAVX2 is micro.runRows: a whole tile by one routine, a lower one in strips of 4, 2 and 1 rows.
+func runRowsAVX2(rows, cols, k int, a *float32, lda int, b *float32, ldb int, c *float32, ldc int, alpha, beta float32) {
+	wide := cols == 16
+	for rows > 0 {
+		n := 1
+		switch {
+		case rows >= 6:
+			n = 6
+			if wide {
+				gemmRows6x16AVX2(k, a, lda, b, ldb, c, ldc, alpha, beta)
+			} else {
+				gemmRows6x8AVX2(k, a, lda, b, ldb, c, ldc, alpha, beta)
+			}
+		case rows >= 4:
+			n = 4
+			if wide {
+				gemmRows4x16AVX2(k, a, lda, b, ldb, c, ldc, alpha, beta)
+			} else {
+				gemmRows4x8AVX2(k, a, lda, b, ldb, c, ldc, alpha, beta)
+			}
+		case rows >= 2:
+			n = 2
+			if wide {
+				gemmRows2x16AVX2(k, a, lda, b, ldb, c, ldc, alpha, beta)
+			} else {
+				gemmRows2x8AVX2(k, a, lda, b, ldb, c, ldc, alpha, beta)
+			}
+		case wide:
+			gemmRows1x16AVX2(k, a, lda, b, ldb, c, ldc, alpha, beta)
+		default:
+			gemmRows1x8AVX2(k, a, lda, b, ldb, c, ldc, alpha, beta)
+		}
+		if rows -= n; rows > 0 {
+			a, c = down(a, n*lda), down(c, n*ldc)
 		}
 	}
 }

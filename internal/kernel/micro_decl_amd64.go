@@ -23,6 +23,25 @@ package kernel
 //go:noescape
 func gemm14x32AVX512(k int, a *float32, b *float32, ldb int, c *float32, ldc int, alpha float32, beta float32)
 
+// gemmRows14x32AVX512 computes a tile of 14 x 32 values from rows of A and rows of B:
+//
+//	for i := range 14 {
+//		for j := range 32 {
+//			var sum float32
+//			for p := range k {
+//				sum = fma(a[lda*i+p], b[ldb*p+j], sum)
+//			}
+//			if beta == 0 {
+//				c[ldc*i+j] = alpha * sum
+//			} else {
+//				c[ldc*i+j] = fma(alpha, sum, beta*c[ldc*i+j])
+//			}
+//		}
+//	}
+//
+//go:noescape
+func gemmRows14x32AVX512(k int, a *float32, lda int, b *float32, ldb int, c *float32, ldc int, alpha float32, beta float32)
+
 // gemm8x32AVX512 computes a tile of 8 x 32 values from a panel of A (14 values per step of k) and rows of B:
 //
 //	for i := range 8 {
@@ -41,6 +60,25 @@ func gemm14x32AVX512(k int, a *float32, b *float32, ldb int, c *float32, ldc int
 //
 //go:noescape
 func gemm8x32AVX512(k int, a *float32, b *float32, ldb int, c *float32, ldc int, alpha float32, beta float32)
+
+// gemmRows8x32AVX512 computes a tile of 8 x 32 values from rows of A and rows of B:
+//
+//	for i := range 8 {
+//		for j := range 32 {
+//			var sum float32
+//			for p := range k {
+//				sum = fma(a[lda*i+p], b[ldb*p+j], sum)
+//			}
+//			if beta == 0 {
+//				c[ldc*i+j] = alpha * sum
+//			} else {
+//				c[ldc*i+j] = fma(alpha, sum, beta*c[ldc*i+j])
+//			}
+//		}
+//	}
+//
+//go:noescape
+func gemmRows8x32AVX512(k int, a *float32, lda int, b *float32, ldb int, c *float32, ldc int, alpha float32, beta float32)
 
 // gemm4x32AVX512 computes a tile of 4 x 32 values from a panel of A (14 values per step of k) and rows of B:
 //
@@ -61,6 +99,25 @@ func gemm8x32AVX512(k int, a *float32, b *float32, ldb int, c *float32, ldc int,
 //go:noescape
 func gemm4x32AVX512(k int, a *float32, b *float32, ldb int, c *float32, ldc int, alpha float32, beta float32)
 
+// gemmRows4x32AVX512 computes a tile of 4 x 32 values from rows of A and rows of B:
+//
+//	for i := range 4 {
+//		for j := range 32 {
+//			var sum float32
+//			for p := range k {
+//				sum = fma(a[lda*i+p], b[ldb*p+j], sum)
+//			}
+//			if beta == 0 {
+//				c[ldc*i+j] = alpha * sum
+//			} else {
+//				c[ldc*i+j] = fma(alpha, sum, beta*c[ldc*i+j])
+//			}
+//		}
+//	}
+//
+//go:noescape
+func gemmRows4x32AVX512(k int, a *float32, lda int, b *float32, ldb int, c *float32, ldc int, alpha float32, beta float32)
+
 // gemm2x32AVX512 computes a tile of 2 x 32 values from a panel of A (14 values per step of k) and rows of B:
 //
 //	for i := range 2 {
@@ -79,6 +136,25 @@ func gemm4x32AVX512(k int, a *float32, b *float32, ldb int, c *float32, ldc int,
 //
 //go:noescape
 func gemm2x32AVX512(k int, a *float32, b *float32, ldb int, c *float32, ldc int, alpha float32, beta float32)
+
+// gemmRows2x32AVX512 computes a tile of 2 x 32 values from rows of A and rows of B:
+//
+//	for i := range 2 {
+//		for j := range 32 {
+//			var sum float32
+//			for p := range k {
+//				sum = fma(a[lda*i+p], b[ldb*p+j], sum)
+//			}
+//			if beta == 0 {
+//				c[ldc*i+j] = alpha * sum
+//			} else {
+//				c[ldc*i+j] = fma(alpha, sum, beta*c[ldc*i+j])
+//			}
+//		}
+//	}
+//
+//go:noescape
+func gemmRows2x32AVX512(k int, a *float32, lda int, b *float32, ldb int, c *float32, ldc int, alpha float32, beta float32)
 
 // gemm1x32AVX512 computes a tile of 1 x 32 values from a panel of A (14 values per step of k) and rows of B:
 //
@@ -99,6 +175,25 @@ func gemm2x32AVX512(k int, a *float32, b *float32, ldb int, c *float32, ldc int,
 //go:noescape
 func gemm1x32AVX512(k int, a *float32, b *float32, ldb int, c *float32, ldc int, alpha float32, beta float32)
 
+// gemmRows1x32AVX512 computes a tile of 1 x 32 values from rows of A and rows of B:
+//
+//	for i := range 1 {
+//		for j := range 32 {
+//			var sum float32
+//			for p := range k {
+//				sum = fma(a[lda*i+p], b[ldb*p+j], sum)
+//			}
+//			if beta == 0 {
+//				c[ldc*i+j] = alpha * sum
+//			} else {
+//				c[ldc*i+j] = fma(alpha, sum, beta*c[ldc*i+j])
+//			}
+//		}
+//	}
+//
+//go:noescape
+func gemmRows1x32AVX512(k int, a *float32, lda int, b *float32, ldb int, c *float32, ldc int, alpha float32, beta float32)
+
 // gemm14x16AVX512 computes a tile of 14 x 16 values from a panel of A (14 values per step of k) and rows of B:
 //
 //	for i := range 14 {
@@ -117,6 +212,25 @@ func gemm1x32AVX512(k int, a *float32, b *float32, ldb int, c *float32, ldc int,
 //
 //go:noescape
 func gemm14x16AVX512(k int, a *float32, b *float32, ldb int, c *float32, ldc int, alpha float32, beta float32)
+
+// gemmRows14x16AVX512 computes a tile of 14 x 16 values from rows of A and rows of B:
+//
+//	for i := range 14 {
+//		for j := range 16 {
+//			var sum float32
+//			for p := range k {
+//				sum = fma(a[lda*i+p], b[ldb*p+j], sum)
+//			}
+//			if beta == 0 {
+//				c[ldc*i+j] = alpha * sum
+//			} else {
+//				c[ldc*i+j] = fma(alpha, sum, beta*c[ldc*i+j])
+//			}
+//		}
+//	}
+//
+//go:noescape
+func gemmRows14x16AVX512(k int, a *float32, lda int, b *float32, ldb int, c *float32, ldc int, alpha float32, beta float32)
 
 // gemm8x16AVX512 computes a tile of 8 x 16 values from a panel of A (14 values per step of k) and rows of B:
 //
@@ -137,6 +251,25 @@ func gemm14x16AVX512(k int, a *float32, b *float32, ldb int, c *float32, ldc int
 //go:noescape
 func gemm8x16AVX512(k int, a *float32, b *float32, ldb int, c *float32, ldc int, alpha float32, beta float32)
 
+// gemmRows8x16AVX512 computes a tile of 8 x 16 values from rows of A and rows of B:
+//
+//	for i := range 8 {
+//		for j := range 16 {
+//			var sum float32
+//			for p := range k {
+//				sum = fma(a[lda*i+p], b[ldb*p+j], sum)
+//			}
+//			if beta == 0 {
+//				c[ldc*i+j] = alpha * sum
+//			} else {
+//				c[ldc*i+j] = fma(alpha, sum, beta*c[ldc*i+j])
+//			}
+//		}
+//	}
+//
+//go:noescape
+func gemmRows8x16AVX512(k int, a *float32, lda int, b *float32, ldb int, c *float32, ldc int, alpha float32, beta float32)
+
 // gemm4x16AVX512 computes a tile of 4 x 16 values from a panel of A (14 values per step of k) and rows of B:
 //
 //	for i := range 4 {
@@ -155,6 +288,25 @@ func gemm8x16AVX512(k int, a *float32, b *float32, ldb int, c *float32, ldc int,
 //
 //go:noescape
 func gemm4x16AVX512(k int, a *float32, b *float32, ldb int, c *float32, ldc int, alpha float32, beta float32)
+
+// gemmRows4x16AVX512 computes a tile of 4 x 16 values from rows of A and rows of B:
+//
+//	for i := range 4 {
+//		for j := range 16 {
+//			var sum float32
+//			for p := range k {
+//				sum = fma(a[lda*i+p], b[ldb*p+j], sum)
+//			}
+//			if beta == 0 {
+//				c[ldc*i+j] = alpha * sum
+//			} else {
+//				c[ldc*i+j] = fma(alpha, sum, beta*c[ldc*i+j])
+//			}
+//		}
+//	}
+//
+//go:noescape
+func gemmRows4x16AVX512(k int, a *float32, lda int, b *float32, ldb int, c *float32, ldc int, alpha float32, beta float32)
 
 // gemm2x16AVX512 computes a tile of 2 x 16 values from a panel of A (14 values per step of k) and rows of B:
 //
@@ -175,6 +327,25 @@ func gemm4x16AVX512(k int, a *float32, b *float32, ldb int, c *float32, ldc int,
 //go:noescape
 func gemm2x16AVX512(k int, a *float32, b *float32, ldb int, c *float32, ldc int, alpha float32, beta float32)
 
+// gemmRows2x16AVX512 computes a tile of 2 x 16 values from rows of A and rows of B:
+//
+//	for i := range 2 {
+//		for j := range 16 {
+//			var sum float32
+//			for p := range k {
+//				sum = fma(a[lda*i+p], b[ldb*p+j], sum)
+//			}
+//			if beta == 0 {
+//				c[ldc*i+j] = alpha * sum
+//			} else {
+//				c[ldc*i+j] = fma(alpha, sum, beta*c[ldc*i+j])
+//			}
+//		}
+//	}
+//
+//go:noescape
+func gemmRows2x16AVX512(k int, a *float32, lda int, b *float32, ldb int, c *float32, ldc int, alpha float32, beta float32)
+
 // gemm1x16AVX512 computes a tile of 1 x 16 values from a panel of A (14 values per step of k) and rows of B:
 //
 //	for i := range 1 {
@@ -193,6 +364,25 @@ func gemm2x16AVX512(k int, a *float32, b *float32, ldb int, c *float32, ldc int,
 //
 //go:noescape
 func gemm1x16AVX512(k int, a *float32, b *float32, ldb int, c *float32, ldc int, alpha float32, beta float32)
+
+// gemmRows1x16AVX512 computes a tile of 1 x 16 values from rows of A and rows of B:
+//
+//	for i := range 1 {
+//		for j := range 16 {
+//			var sum float32
+//			for p := range k {
+//				sum = fma(a[lda*i+p], b[ldb*p+j], sum)
+//			}
+//			if beta == 0 {
+//				c[ldc*i+j] = alpha * sum
+//			} else {
+//				c[ldc*i+j] = fma(alpha, sum, beta*c[ldc*i+j])
+//			}
+//		}
+//	}
+//
+//go:noescape
+func gemmRows1x16AVX512(k int, a *float32, lda int, b *float32, ldb int, c *float32, ldc int, alpha float32, beta float32)
 
 // transposeAVX512 copies 16 rows of 4*quads values into columns:
 //
@@ -287,6 +477,97 @@ func swiGLUGradAVX512(dgate *float32, dup *float32, dy *float32, gate *float32, 
 //go:noescape
 func adamWAVX512(scalars *float32, w *float32, grad *float32, m *float32, v *float32, vectors int)
 
+// addAVX512 works on whole vectors:
+//
+//	for i := range lanes * vectors {
+//		dst[i] += src[i]
+//	}
+//
+//go:noescape
+func addAVX512(dst *float32, src *float32, vectors int)
+
+// axpyAVX512 works on whole vectors:
+//
+//	for i := range lanes * vectors {
+//		dst[i] += a * src[i]
+//	}
+//
+//go:noescape
+func axpyAVX512(dst *float32, a float32, src *float32, vectors int)
+
+// scaledAVX512 works on whole vectors:
+//
+//	for i := range lanes * vectors {
+//		dst[i] = a * src[i]
+//	}
+//
+//go:noescape
+func scaledAVX512(dst *float32, a float32, src *float32, vectors int)
+
+// finiteAVX512 works on whole vectors:
+//
+//	for i := range lanes * vectors {
+//		sums[i%lanes] += src[i] - src[i] // 0, or NaN once and for all
+//	}
+//
+//go:noescape
+func finiteAVX512(sums *float32, src *float32, vectors int)
+
+// dSoftmaxAVX512 works on whole vectors:
+//
+//	for i := range lanes * vectors {
+//		ds[i] = p[i] * (ds[i] - d)
+//	}
+//
+//go:noescape
+func dSoftmaxAVX512(ds *float32, p *float32, d float32, vectors int)
+
+// rmsNormAVX512 works on whole vectors:
+//
+//	for i := range lanes * vectors {
+//		dst[i] = src[i] * rstd * gain[i]
+//	}
+//
+//go:noescape
+func rmsNormAVX512(dst *float32, src *float32, gain *float32, rstd float32, vectors int)
+
+// rmsNormGradAVX512 works on whole vectors:
+//
+//	for i := range lanes * vectors {
+//		dgain[i] += dy[i] * (x[i] * rstd)
+//		dx[i] = rstd * (dy[i]*gain[i] - x[i]*mean)
+//	}
+//
+//go:noescape
+func rmsNormGradAVX512(dx *float32, dgain *float32, dy *float32, x *float32, gain *float32, rstd float32, mean float32, vectors int)
+
+// sumSquaresAVX512 adds to 32 running sums:
+//
+//	for i := range 32 * blocks {
+//		sums[i%32] += float64(x[i]) * float64(x[i])
+//	}
+//
+//go:noescape
+func sumSquaresAVX512(sums *float64, x *float32, blocks int)
+
+// dotAVX512 adds to 32 running sums:
+//
+//	for i := range 32 * blocks {
+//		sums[i%32] += float64(x[i]) * float64(y[i])
+//	}
+//
+//go:noescape
+func dotAVX512(sums *float64, x *float32, y *float32, blocks int)
+
+// dotWeightedAVX512 adds to 32 running sums:
+//
+//	for i := range 32 * blocks {
+//		sums[i%32] += float64(x[i]) * float64(y[i]*gain[i])
+//	}
+//
+//go:noescape
+func dotWeightedAVX512(sums *float64, x *float32, y *float32, gain *float32, blocks int)
+
 // gemm6x16AVX2 computes a tile of 6 x 16 values from a panel of A (6 values per step of k) and rows of B:
 //
 //	for i := range 6 {
@@ -305,6 +586,25 @@ func adamWAVX512(scalars *float32, w *float32, grad *float32, m *float32, v *flo
 //
 //go:noescape
 func gemm6x16AVX2(k int, a *float32, b *float32, ldb int, c *float32, ldc int, alpha float32, beta float32)
+
+// gemmRows6x16AVX2 computes a tile of 6 x 16 values from rows of A and rows of B:
+//
+//	for i := range 6 {
+//		for j := range 16 {
+//			var sum float32
+//			for p := range k {
+//				sum = fma(a[lda*i+p], b[ldb*p+j], sum)
+//			}
+//			if beta == 0 {
+//				c[ldc*i+j] = alpha * sum
+//			} else {
+//				c[ldc*i+j] = fma(alpha, sum, beta*c[ldc*i+j])
+//			}
+//		}
+//	}
+//
+//go:noescape
+func gemmRows6x16AVX2(k int, a *float32, lda int, b *float32, ldb int, c *float32, ldc int, alpha float32, beta float32)
 
 // gemm4x16AVX2 computes a tile of 4 x 16 values from a panel of A (6 values per step of k) and rows of B:
 //
@@ -325,6 +625,25 @@ func gemm6x16AVX2(k int, a *float32, b *float32, ldb int, c *float32, ldc int, a
 //go:noescape
 func gemm4x16AVX2(k int, a *float32, b *float32, ldb int, c *float32, ldc int, alpha float32, beta float32)
 
+// gemmRows4x16AVX2 computes a tile of 4 x 16 values from rows of A and rows of B:
+//
+//	for i := range 4 {
+//		for j := range 16 {
+//			var sum float32
+//			for p := range k {
+//				sum = fma(a[lda*i+p], b[ldb*p+j], sum)
+//			}
+//			if beta == 0 {
+//				c[ldc*i+j] = alpha * sum
+//			} else {
+//				c[ldc*i+j] = fma(alpha, sum, beta*c[ldc*i+j])
+//			}
+//		}
+//	}
+//
+//go:noescape
+func gemmRows4x16AVX2(k int, a *float32, lda int, b *float32, ldb int, c *float32, ldc int, alpha float32, beta float32)
+
 // gemm2x16AVX2 computes a tile of 2 x 16 values from a panel of A (6 values per step of k) and rows of B:
 //
 //	for i := range 2 {
@@ -343,6 +662,25 @@ func gemm4x16AVX2(k int, a *float32, b *float32, ldb int, c *float32, ldc int, a
 //
 //go:noescape
 func gemm2x16AVX2(k int, a *float32, b *float32, ldb int, c *float32, ldc int, alpha float32, beta float32)
+
+// gemmRows2x16AVX2 computes a tile of 2 x 16 values from rows of A and rows of B:
+//
+//	for i := range 2 {
+//		for j := range 16 {
+//			var sum float32
+//			for p := range k {
+//				sum = fma(a[lda*i+p], b[ldb*p+j], sum)
+//			}
+//			if beta == 0 {
+//				c[ldc*i+j] = alpha * sum
+//			} else {
+//				c[ldc*i+j] = fma(alpha, sum, beta*c[ldc*i+j])
+//			}
+//		}
+//	}
+//
+//go:noescape
+func gemmRows2x16AVX2(k int, a *float32, lda int, b *float32, ldb int, c *float32, ldc int, alpha float32, beta float32)
 
 // gemm1x16AVX2 computes a tile of 1 x 16 values from a panel of A (6 values per step of k) and rows of B:
 //
@@ -363,6 +701,25 @@ func gemm2x16AVX2(k int, a *float32, b *float32, ldb int, c *float32, ldc int, a
 //go:noescape
 func gemm1x16AVX2(k int, a *float32, b *float32, ldb int, c *float32, ldc int, alpha float32, beta float32)
 
+// gemmRows1x16AVX2 computes a tile of 1 x 16 values from rows of A and rows of B:
+//
+//	for i := range 1 {
+//		for j := range 16 {
+//			var sum float32
+//			for p := range k {
+//				sum = fma(a[lda*i+p], b[ldb*p+j], sum)
+//			}
+//			if beta == 0 {
+//				c[ldc*i+j] = alpha * sum
+//			} else {
+//				c[ldc*i+j] = fma(alpha, sum, beta*c[ldc*i+j])
+//			}
+//		}
+//	}
+//
+//go:noescape
+func gemmRows1x16AVX2(k int, a *float32, lda int, b *float32, ldb int, c *float32, ldc int, alpha float32, beta float32)
+
 // gemm6x8AVX2 computes a tile of 6 x 8 values from a panel of A (6 values per step of k) and rows of B:
 //
 //	for i := range 6 {
@@ -381,6 +738,25 @@ func gemm1x16AVX2(k int, a *float32, b *float32, ldb int, c *float32, ldc int, a
 //
 //go:noescape
 func gemm6x8AVX2(k int, a *float32, b *float32, ldb int, c *float32, ldc int, alpha float32, beta float32)
+
+// gemmRows6x8AVX2 computes a tile of 6 x 8 values from rows of A and rows of B:
+//
+//	for i := range 6 {
+//		for j := range 8 {
+//			var sum float32
+//			for p := range k {
+//				sum = fma(a[lda*i+p], b[ldb*p+j], sum)
+//			}
+//			if beta == 0 {
+//				c[ldc*i+j] = alpha * sum
+//			} else {
+//				c[ldc*i+j] = fma(alpha, sum, beta*c[ldc*i+j])
+//			}
+//		}
+//	}
+//
+//go:noescape
+func gemmRows6x8AVX2(k int, a *float32, lda int, b *float32, ldb int, c *float32, ldc int, alpha float32, beta float32)
 
 // gemm4x8AVX2 computes a tile of 4 x 8 values from a panel of A (6 values per step of k) and rows of B:
 //
@@ -401,6 +777,25 @@ func gemm6x8AVX2(k int, a *float32, b *float32, ldb int, c *float32, ldc int, al
 //go:noescape
 func gemm4x8AVX2(k int, a *float32, b *float32, ldb int, c *float32, ldc int, alpha float32, beta float32)
 
+// gemmRows4x8AVX2 computes a tile of 4 x 8 values from rows of A and rows of B:
+//
+//	for i := range 4 {
+//		for j := range 8 {
+//			var sum float32
+//			for p := range k {
+//				sum = fma(a[lda*i+p], b[ldb*p+j], sum)
+//			}
+//			if beta == 0 {
+//				c[ldc*i+j] = alpha * sum
+//			} else {
+//				c[ldc*i+j] = fma(alpha, sum, beta*c[ldc*i+j])
+//			}
+//		}
+//	}
+//
+//go:noescape
+func gemmRows4x8AVX2(k int, a *float32, lda int, b *float32, ldb int, c *float32, ldc int, alpha float32, beta float32)
+
 // gemm2x8AVX2 computes a tile of 2 x 8 values from a panel of A (6 values per step of k) and rows of B:
 //
 //	for i := range 2 {
@@ -420,6 +815,25 @@ func gemm4x8AVX2(k int, a *float32, b *float32, ldb int, c *float32, ldc int, al
 //go:noescape
 func gemm2x8AVX2(k int, a *float32, b *float32, ldb int, c *float32, ldc int, alpha float32, beta float32)
 
+// gemmRows2x8AVX2 computes a tile of 2 x 8 values from rows of A and rows of B:
+//
+//	for i := range 2 {
+//		for j := range 8 {
+//			var sum float32
+//			for p := range k {
+//				sum = fma(a[lda*i+p], b[ldb*p+j], sum)
+//			}
+//			if beta == 0 {
+//				c[ldc*i+j] = alpha * sum
+//			} else {
+//				c[ldc*i+j] = fma(alpha, sum, beta*c[ldc*i+j])
+//			}
+//		}
+//	}
+//
+//go:noescape
+func gemmRows2x8AVX2(k int, a *float32, lda int, b *float32, ldb int, c *float32, ldc int, alpha float32, beta float32)
+
 // gemm1x8AVX2 computes a tile of 1 x 8 values from a panel of A (6 values per step of k) and rows of B:
 //
 //	for i := range 1 {
@@ -438,6 +852,25 @@ func gemm2x8AVX2(k int, a *float32, b *float32, ldb int, c *float32, ldc int, al
 //
 //go:noescape
 func gemm1x8AVX2(k int, a *float32, b *float32, ldb int, c *float32, ldc int, alpha float32, beta float32)
+
+// gemmRows1x8AVX2 computes a tile of 1 x 8 values from rows of A and rows of B:
+//
+//	for i := range 1 {
+//		for j := range 8 {
+//			var sum float32
+//			for p := range k {
+//				sum = fma(a[lda*i+p], b[ldb*p+j], sum)
+//			}
+//			if beta == 0 {
+//				c[ldc*i+j] = alpha * sum
+//			} else {
+//				c[ldc*i+j] = fma(alpha, sum, beta*c[ldc*i+j])
+//			}
+//		}
+//	}
+//
+//go:noescape
+func gemmRows1x8AVX2(k int, a *float32, lda int, b *float32, ldb int, c *float32, ldc int, alpha float32, beta float32)
 
 // transposeAVX2 copies 8 rows of 4*quads values into columns:
 //
@@ -531,3 +964,94 @@ func swiGLUGradAVX2(dgate *float32, dup *float32, dy *float32, gate *float32, up
 //
 //go:noescape
 func adamWAVX2(scalars *float32, w *float32, grad *float32, m *float32, v *float32, vectors int)
+
+// addAVX2 works on whole vectors:
+//
+//	for i := range lanes * vectors {
+//		dst[i] += src[i]
+//	}
+//
+//go:noescape
+func addAVX2(dst *float32, src *float32, vectors int)
+
+// axpyAVX2 works on whole vectors:
+//
+//	for i := range lanes * vectors {
+//		dst[i] += a * src[i]
+//	}
+//
+//go:noescape
+func axpyAVX2(dst *float32, a float32, src *float32, vectors int)
+
+// scaledAVX2 works on whole vectors:
+//
+//	for i := range lanes * vectors {
+//		dst[i] = a * src[i]
+//	}
+//
+//go:noescape
+func scaledAVX2(dst *float32, a float32, src *float32, vectors int)
+
+// finiteAVX2 works on whole vectors:
+//
+//	for i := range lanes * vectors {
+//		sums[i%lanes] += src[i] - src[i] // 0, or NaN once and for all
+//	}
+//
+//go:noescape
+func finiteAVX2(sums *float32, src *float32, vectors int)
+
+// dSoftmaxAVX2 works on whole vectors:
+//
+//	for i := range lanes * vectors {
+//		ds[i] = p[i] * (ds[i] - d)
+//	}
+//
+//go:noescape
+func dSoftmaxAVX2(ds *float32, p *float32, d float32, vectors int)
+
+// rmsNormAVX2 works on whole vectors:
+//
+//	for i := range lanes * vectors {
+//		dst[i] = src[i] * rstd * gain[i]
+//	}
+//
+//go:noescape
+func rmsNormAVX2(dst *float32, src *float32, gain *float32, rstd float32, vectors int)
+
+// rmsNormGradAVX2 works on whole vectors:
+//
+//	for i := range lanes * vectors {
+//		dgain[i] += dy[i] * (x[i] * rstd)
+//		dx[i] = rstd * (dy[i]*gain[i] - x[i]*mean)
+//	}
+//
+//go:noescape
+func rmsNormGradAVX2(dx *float32, dgain *float32, dy *float32, x *float32, gain *float32, rstd float32, mean float32, vectors int)
+
+// sumSquaresAVX2 adds to 32 running sums:
+//
+//	for i := range 32 * blocks {
+//		sums[i%32] += float64(x[i]) * float64(x[i])
+//	}
+//
+//go:noescape
+func sumSquaresAVX2(sums *float64, x *float32, blocks int)
+
+// dotAVX2 adds to 32 running sums:
+//
+//	for i := range 32 * blocks {
+//		sums[i%32] += float64(x[i]) * float64(y[i])
+//	}
+//
+//go:noescape
+func dotAVX2(sums *float64, x *float32, y *float32, blocks int)
+
+// dotWeightedAVX2 adds to 32 running sums:
+//
+//	for i := range 32 * blocks {
+//		sums[i%32] += float64(x[i]) * float64(y[i]*gain[i])
+//	}
+//
+//go:noescape
+func dotWeightedAVX2(sums *float64, x *float32, y *float32, gain *float32, blocks int)

@@ -46,35 +46,52 @@ func (w *workspace) giveBack() {
 	workspaces.Unlock()
 }
 
+// packRows is how many rows of an operand are copied for all panels before the next: few enough for their pages to stay
+// in the first level of the TLB while the panels pass over them.
+const packRows = 32
+
 // packA copies rows i0..i1 of op(A), columns k0..k1, into panels.
 func (w *workspace) packA(t *micro, p *product, k0, k1, i0, i1 int) {
 	depth := k1 - k0
 	// A panel may be filled from more rows than it holds as long as the matrix has them (p.m-i): the surplus of a column
 	// is overwritten by the next.
-	for i := i0; i < i1; i += t.rows {
-		dst := w.a[(i-i0)*depth:]
-		rows := min(t.rows, i1-i)
-		if p.layout == TN {
-			copyPanel(t, dst, t.rows, p.a[k0*p.lda+i:], p.lda, rows, p.m-i, depth)
-			continue
+	if p.layout != TN {
+		for i := i0; i < i1; i += t.rows {
+			w.transposePanel(t, w.a[(i-i0)*depth:], t.rows, p.a[i*p.lda+k0:], p.lda, min(t.rows, i1-i), p.m-i, depth)
 		}
-		w.transposePanel(t, dst, t.rows, p.a[i*p.lda+k0:], p.lda, rows, p.m-i, depth)
+		return
+	}
+	// The last row is copied without surplus, which would stand in the first row of the next panel.
+	last := depth - 1
+	for from := 0; from < last; from += packRows {
+		rows := min(packRows, last-from)
+		for i := i0; i < i1; i += t.rows {
+			copyPanel(t, w.a[(i-i0)*depth+from*t.rows:], t.rows, p.a[(k0+from)*p.lda+i:], p.lda, min(t.rows, i1-i), p.m-i, rows)
+		}
+	}
+	for i := i0; i < i1; i += t.rows {
+		rows := min(t.rows, i1-i)
+		copy(w.a[(i-i0)*depth+last*t.rows:][:rows], p.a[(k0+last)*p.lda+i:])
 	}
 }
 
 // packB copies columns j0..j1 of op(B), rows k0..k1, into panels.
 func (w *workspace) packB(t *micro, p *product, k0, k1, j0, j1 int) {
 	depth := k1 - k0
+	if last := (j1 - j0) % t.cols; last > 0 {
+		clear(w.b[(j1-j0-last)*depth:][:t.cols*depth])
+	}
+	if p.layout != NT {
+		for from := 0; from < depth; from += packRows {
+			rows := min(packRows, depth-from)
+			for j := j0; j < j1; j += t.cols {
+				copyPanel(t, w.b[(j-j0)*depth+from*t.cols:], t.cols, p.b[(k0+from)*p.ldb+j:], p.ldb, min(t.cols, j1-j), p.n-j, rows)
+			}
+		}
+		return
+	}
 	for j := j0; j < j1; j += t.cols {
-		dst := w.b[(j-j0)*depth:]
-		cols := min(t.cols, j1-j)
-		if cols < t.cols {
-			clear(dst[:t.cols*depth])
-		}
-		if p.layout != NT {
-			copyPanel(t, dst, t.cols, p.b[k0*p.ldb+j:], p.ldb, cols, p.n-j, depth)
-			continue
-		}
+		dst, cols := w.b[(j-j0)*depth:], min(t.cols, j1-j)
 		for at := 0; at < cols; at += t.lanes {
 			w.transposePanel(t, dst[at:], t.cols, p.b[(j+at)*p.ldb+k0:], p.ldb, min(t.lanes, cols-at), p.n-j-at, depth)
 		}

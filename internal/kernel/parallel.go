@@ -1,12 +1,20 @@
 package kernel
 
 import (
+	"slices"
 	"sync"
 	"sync/atomic"
 )
 
 // splitFlops is the size of product from which waking workers pays (some 10 µs of work for one core).
 const splitFlops = 1 << 21
+
+// A product is cut into at most maxParts parts per thread of at least partFlops, so that the others finish what is left
+// when the system takes a core away for a while. Every part packs its operands anew.
+const (
+	partFlops = 1 << 27
+	maxParts  = 4
+)
 
 // pool is the set of workers. One job runs at a time; who finds the pool taken (a nested call, or another goroutine)
 // does its work itself, so nesting cannot deadlock and never starts more threads than were set.
@@ -21,11 +29,15 @@ type pool struct {
 	next atomic.Int64
 	done sync.WaitGroup
 
-	// Operands of the job where f is productPart or groupPart; kept here so that a warm call allocates nothing.
-	product                product
-	rowParts, columnParts  int
-	groups                 groups
-	productPart, groupPart func(i int)
+	// Operands of the job where f is productPart, runGroup or loopPart; kept here so that a warm call allocates nothing.
+	product               product
+	rowParts, columnParts int
+	groups                groups
+	loop                  loop
+	sums                  []float64 // partial sums of the job
+	groupParts            []groupPart
+	productPart, runGroup func(i int)
+	loopPart              func(i int)
 }
 
 var workers = newPool()
@@ -33,7 +45,7 @@ var workers = newPool()
 func newPool() *pool {
 	p := &pool{wake: make(chan bool)}
 	p.threads.Store(1)
-	p.productPart, p.groupPart = p.runProductPart, p.runGroupPart
+	p.productPart, p.runGroup, p.loopPart = p.runProductPart, p.runGroupPart, p.runLoopPart
 	return p
 }
 
@@ -79,7 +91,7 @@ func (p *pool) worker() {
 func (p *pool) try() bool { return p.running.TryLock() }
 
 func (p *pool) release() {
-	p.f, p.product, p.groups = nil, product{}, groups{} // hold on to nobody's matrices
+	p.f, p.product, p.groups, p.loop = nil, product{}, groups{}, loop{} // hold on to nobody's matrices
 	p.running.Unlock()
 }
 
@@ -115,10 +127,12 @@ func splitWays(m, n, k int) int {
 	return 1
 }
 
-// runProduct cuts C into rectangles of whole tiles, one per thread. k is never cut.
+// runProduct cuts C into rectangles of whole tiles, some per thread. k is never cut.
 func (p *pool) runProduct(q *product, threads int) {
 	p.product = *q
-	p.rowParts, p.columnParts = grid(active.Load().micro, q.m, q.n, threads)
+	flops := 2 * int64(q.m) * int64(q.n) * int64(q.k)
+	perThread := int(min(max(flops/(int64(threads)*partFlops), 1), maxParts))
+	p.rowParts, p.columnParts = grid(active.Load().micro, q.m, q.n, threads*perThread)
 	p.run(p.rowParts*p.columnParts, p.productPart)
 }
 
@@ -164,37 +178,50 @@ func share(i, parts, n, tile int) (from, to int) {
 	return min(from*tile, n), min(to*tile, n)
 }
 
-// runGroups makes every group an item, cut along its columns when there are too few groups to keep threads busy.
+// groupPart is rows i0..i1 and columns j0..j1 of the product of a group, whose rows begin at row at.
+type groupPart struct {
+	group, at      int
+	i0, i1, j0, j1 int
+	work           int
+}
+
+// runGroups makes every group a part, or several where it is more than a fair piece, and hands them out largest first.
 func (p *pool) runGroups(g *groups, threads int) {
 	p.groups = *g
-	busy := 0
-	for _, r := range g.rows {
-		if r > 0 {
-			busy++
-		}
+	t := active.Load().micro
+	total := 0
+	for e := range g.rows {
+		m, n, k := g.shape(e)
+		total += m * n * k
 	}
-	tile := active.Load().micro.cols
-	p.groups.cuts = max(1, min((2*threads+busy-1)/max(busy, 1), (g.n+tile-1)/tile))
-	p.run(len(g.rows)*p.groups.cuts, p.groupPart)
+	fair := max(total/(4*threads), 1)
+	p.groupParts = p.groupParts[:0]
+	at := 0
+	for e, r := range g.rows {
+		if m, n, k := g.shape(e); m*n*k > 0 {
+			rowParts, columnParts := grid(t, m, n, min((m*n*k+fair-1)/fair, 4*threads))
+			for i := range rowParts * columnParts {
+				part := groupPart{group: e, at: at}
+				part.i0, part.i1 = share(i/columnParts, rowParts, m, t.rows)
+				part.j0, part.j1 = share(i%columnParts, columnParts, n, t.cols)
+				if part.work = (part.i1 - part.i0) * (part.j1 - part.j0) * k; part.work > 0 {
+					p.groupParts = append(p.groupParts, part)
+				}
+			}
+		} else if r > 0 && m*n > 0 { // k = 0: the product is zero
+			p.groupParts = append(p.groupParts, groupPart{group: e, at: at, i1: m, j1: n})
+		}
+		at += r
+	}
+	slices.SortStableFunc(p.groupParts, func(a, b groupPart) int { return b.work - a.work })
+	p.run(len(p.groupParts), p.runGroup)
 }
 
 func (p *pool) runGroupPart(i int) {
-	g := &p.groups
-	e := i / g.cuts
-	if g.rows[e] == 0 {
-		return
-	}
-	t, at := active.Load().micro, 0
-	for _, r := range g.rows[:e] {
-		at += r
-	}
-	whole := g.product(e, at)
-	j0, j1 := share(i%g.cuts, g.cuts, whole.n, t.cols)
-	if whole.m == 0 || j0 == j1 {
-		return
-	}
-	part := whole.part(0, whole.m, j0, j1)
+	g, q := &p.groups, &p.groupParts[i]
+	whole := g.product(q.group, q.at)
+	part := whole.part(q.i0, q.i1, q.j0, q.j1)
 	w := borrowWorkspace()
-	w.multiply(t, &part)
+	w.multiply(active.Load().micro, &part)
 	w.giveBack()
 }

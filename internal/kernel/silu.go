@@ -17,6 +17,16 @@ type rowEnds [5][lanes16]float32
 func SwiGLU(dst, gate, up []float32) {
 	checkLen("SwiGLU", "dst", len(dst), len(gate))
 	checkLen("SwiGLU", "up", len(up), len(gate))
+	if shareLoop(len(gate)) {
+		finishLoop(&loop{part: swiGLUPart, n: len(gate), chunk: loopChunk, a: dst, b: gate, c: up})
+		return
+	}
+	swiGLU(dst, gate, up)
+}
+
+func swiGLUPart(q *loop, from, to int) { swiGLU(q.a[from:to], q.b[from:to], q.c[from:to]) }
+
+func swiGLU(dst, gate, up []float32) {
 	dst, up = dst[:len(gate)], up[:len(gate)]
 	if l := active.Load().vectors; l != scalar {
 		for len(gate) >= int(l) {
@@ -46,6 +56,18 @@ func SwiGLUGrad(dgate, dup, dy, gate, up []float32) {
 	checkLen("SwiGLUGrad", "dup", len(dup), len(gate))
 	checkLen("SwiGLUGrad", "dy", len(dy), len(gate))
 	checkLen("SwiGLUGrad", "up", len(up), len(gate))
+	if shareLoop(len(gate)) {
+		finishLoop(&loop{part: swiGLUGradPart, n: len(gate), chunk: loopChunk, a: dgate, b: dup, c: dy, d: gate, e: up})
+		return
+	}
+	swiGLUGrad(dgate, dup, dy, gate, up)
+}
+
+func swiGLUGradPart(q *loop, from, to int) {
+	swiGLUGrad(q.a[from:to], q.b[from:to], q.c[from:to], q.d[from:to], q.e[from:to])
+}
+
+func swiGLUGrad(dgate, dup, dy, gate, up []float32) {
 	n := len(gate)
 	dgate, dup, dy, up = dgate[:n], dup[:n], dy[:n], up[:n]
 	if l := active.Load().vectors; l != scalar {

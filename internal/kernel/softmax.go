@@ -10,7 +10,7 @@ func Softmax(dst, src []float32, cols int) {
 	for at := 0; at < len(src); at += cols {
 		x, y := src[at:at+cols], dst[at:at+cols]
 		sum := expShifted(y, x, maxOf(x))
-		Scale(y, float32(1/sum))
+		scaled(y, float32(1/sum), y)
 	}
 }
 
@@ -20,9 +20,42 @@ func CrossEntropy(logits []float32, target int, weight float32) float64 {
 	checkTarget("CrossEntropy", target, len(logits))
 	top, atTarget := maxOf(logits), logits[target]
 	sum := expShifted(logits, logits, top)
-	Scale(logits, float32(float64(weight)/sum))
+	scaled(logits, float32(float64(weight)/sum), logits)
 	logits[target] -= weight
 	return math.Log(sum) + float64(top) - float64(atTarget)
+}
+
+// CrossEntropyRows is CrossEntropy over rows of cols logits: loss[r] is that of row r, whose gradient has the weight
+// weight[r]*scale. A row of weight 0 has loss 0 and a gradient of zeros, whatever its logits and its target.
+func CrossEntropyRows(loss []float64, logits []float32, cols int, targets []int32, weight []float32, scale float64) {
+	rows := checkRows("CrossEntropyRows", len(logits), cols)
+	checkLen("CrossEntropyRows", "loss", len(loss), rows)
+	checkLen("CrossEntropyRows", "targets", len(targets), rows)
+	checkLen("CrossEntropyRows", "weight", len(weight), rows)
+	for r, w := range weight[:rows] {
+		if w != 0 {
+			checkTarget("CrossEntropyRows", int(targets[r]), cols)
+		}
+	}
+	q := loop{part: crossEntropyPart, n: rows, chunk: rowChunk(cols), a: logits, cols: cols, sums: loss, targets: targets, b: weight, scale: scale}
+	if shareLoop(len(logits)) {
+		finishLoop(&q)
+		return
+	}
+	crossEntropyPart(&q, 0, rows)
+}
+
+func crossEntropyPart(q *loop, from, to int) {
+	for r := from; r < to; r++ {
+		row := q.a[r*q.cols : (r+1)*q.cols]
+		w := q.b[r]
+		if w == 0 {
+			q.sums[r] = 0
+			clear(row)
+			continue
+		}
+		q.sums[r] = CrossEntropy(row, int(q.targets[r]), float32(float64(w)*q.scale))
+	}
 }
 
 // CrossEntropyLoss is CrossEntropy without the gradient; logits are only read.

@@ -44,3 +44,83 @@ func adamWVectors(l lanes, scalars, w, g, m, v *float32, vectors int) {
 		adamWAVX2(scalars, w, g, m, v, vectors)
 	}
 }
+
+func addVectors(l lanes, dst, src *float32, vectors int) {
+	if l == lanes16 {
+		addAVX512(dst, src, vectors)
+	} else {
+		addAVX2(dst, src, vectors)
+	}
+}
+
+func axpyVectors(l lanes, dst *float32, a float32, src *float32, vectors int) {
+	if l == lanes16 {
+		axpyAVX512(dst, a, src, vectors)
+	} else {
+		axpyAVX2(dst, a, src, vectors)
+	}
+}
+
+func scaledVectors(l lanes, dst *float32, a float32, src *float32, vectors int) {
+	if l == lanes16 {
+		scaledAVX512(dst, a, src, vectors)
+	} else {
+		scaledAVX2(dst, a, src, vectors)
+	}
+}
+
+func finiteVectors(l lanes, sums, src *float32, vectors int) {
+	if l == lanes16 {
+		finiteAVX512(sums, src, vectors)
+	} else {
+		finiteAVX2(sums, src, vectors)
+	}
+}
+
+func dSoftmaxVectors(l lanes, ds, p *float32, d float32, vectors int) {
+	if l == lanes16 {
+		dSoftmaxAVX512(ds, p, d, vectors)
+	} else {
+		dSoftmaxAVX2(ds, p, d, vectors)
+	}
+}
+
+func rmsNormVectors(l lanes, dst, src, gain *float32, rstd float32, vectors int) {
+	if l == lanes16 {
+		rmsNormAVX512(dst, src, gain, rstd, vectors)
+	} else {
+		rmsNormAVX2(dst, src, gain, rstd, vectors)
+	}
+}
+
+func rmsNormGradVectors(l lanes, dx, dgain, dy, x, gain *float32, rstd, mean float32, vectors int) {
+	if l == lanes16 {
+		rmsNormGradAVX512(dx, dgain, dy, x, gain, rstd, mean, vectors)
+	} else {
+		rmsNormGradAVX2(dx, dgain, dy, x, gain, rstd, mean, vectors)
+	}
+}
+
+func sumSquaresVectors(l lanes, sums *float64, x *float32, blocks int) {
+	if l == lanes16 {
+		sumSquaresAVX512(sums, x, blocks)
+	} else {
+		sumSquaresAVX2(sums, x, blocks)
+	}
+}
+
+func dotVectors(l lanes, sums *float64, x, y *float32, blocks int) {
+	if l == lanes16 {
+		dotAVX512(sums, x, y, blocks)
+	} else {
+		dotAVX2(sums, x, y, blocks)
+	}
+}
+
+func dotWeightedVectors(l lanes, sums *float64, x, y, gain *float32, blocks int) {
+	if l == lanes16 {
+		dotWeightedAVX512(sums, x, y, gain, blocks)
+	} else {
+		dotWeightedAVX2(sums, x, y, gain, blocks)
+	}
+}

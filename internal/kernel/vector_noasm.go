@@ -9,3 +9,14 @@ func maxVectors(lanes, *float32, *float32, int)                                 
 func swiGLUVectors(lanes, *float32, *float32, *float32, int)                         {}
 func swiGLUGradVectors(lanes, *float32, *float32, *float32, *float32, *float32, int) {}
 func adamWVectors(lanes, *float32, *float32, *float32, *float32, *float32, int)      {}
+func addVectors(lanes, *float32, *float32, int)                                      {}
+func axpyVectors(lanes, *float32, float32, *float32, int)                            {}
+func scaledVectors(lanes, *float32, float32, *float32, int)                          {}
+func finiteVectors(lanes, *float32, *float32, int)                                   {}
+func dSoftmaxVectors(lanes, *float32, *float32, float32, int)                        {}
+func rmsNormVectors(lanes, *float32, *float32, *float32, float32, int)               {}
+func rmsNormGradVectors(lanes, *float32, *float32, *float32, *float32, *float32, float32, float32, int) {
+}
+func sumSquaresVectors(lanes, *float64, *float32, int)                      {}
+func dotVectors(lanes, *float64, *float32, *float32, int)                   {}
+func dotWeightedVectors(lanes, *float64, *float32, *float32, *float32, int) {}

@@ -414,7 +414,7 @@ func TestElementwise(t *testing.T) {
 			want += float64(v) * float64(v)
 		}
 		x.check(t, "Scale")
-		if got := SumSquares(before.data()); got != want {
+		if got := SumSquares(before.data()); math.Abs(got-want) > 1e-14*want {
 			t.Fatalf("SumSquares: %v, want %v", got, want)
 		}
 	}

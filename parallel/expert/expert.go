@@ -10,6 +10,7 @@ import (
 	"fmt"
 
 	"moetor/comm"
+	"moetor/internal/kernel"
 	"moetor/internal/tensor"
 )
 
@@ -261,7 +262,7 @@ func flat(m tensor.Mat) []float32 { return m.Data[:m.Rows*m.Cols] }
 
 func copyRows(dst, src tensor.Mat) {
 	if dst.Contiguous() && src.Contiguous() {
-		copy(flat(dst), flat(src))
+		kernel.Copy(flat(dst), flat(src))
 		return
 	}
 	for r := range src.Rows {

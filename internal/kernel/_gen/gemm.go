@@ -16,19 +16,27 @@ const unroll = 4
 // The tile stays in registers over the whole of k; per step it takes `vectors` loads of B, and per row one broadcast of
 // A and `vectors` multiply-adds. The broadcast is an instruction of its own: folded into the multiply-add it would be
 // executed once per vector.
+//
+// With panelRows 0 the rows of A are read where they are, a leading dimension apart.
 func gemmTile(s isa, rows, vectors, panelRows int) {
 	cols := vectors * s.lanes
 	name := fmt.Sprintf("gemm%dx%d%s", rows, cols, s.name)
-	TEXT(name, NOSPLIT, "func(k int, a *float32, b *float32, ldb int, c *float32, ldc int, alpha float32, beta float32)")
+	params, from := "k int, a *float32", fmt.Sprintf("a panel of A (%d values per step of k)", panelRows)
+	element := fmt.Sprintf("a[%d*p+i]", panelRows)
+	if panelRows == 0 {
+		name = fmt.Sprintf("gemmRows%dx%d%s", rows, cols, s.name)
+		params, from, element = "k int, a *float32, lda int", "rows of A", "a[lda*i+p]"
+	}
+	TEXT(name, NOSPLIT, "func("+params+", b *float32, ldb int, c *float32, ldc int, alpha float32, beta float32)")
 	Pragma("noescape")
 	Doc(
-		fmt.Sprintf("%s computes a tile of %d x %d values from a panel of A (%d values per step of k) and rows of B:", name, rows, cols, panelRows),
+		fmt.Sprintf("%s computes a tile of %d x %d values from %s and rows of B:", name, rows, cols, from),
 		"",
 		fmt.Sprintf("\tfor i := range %d {", rows),
 		fmt.Sprintf("\t\tfor j := range %d {", cols),
 		"\t\t\tvar sum float32",
 		"\t\t\tfor p := range k {",
-		fmt.Sprintf("\t\t\t\tsum = fma(a[%d*p+i], b[ldb*p+j], sum)", panelRows),
+		fmt.Sprintf("\t\t\t\tsum = fma(%s, b[ldb*p+j], sum)", element),
 		"\t\t\t}",
 		"\t\t\tif beta == 0 {",
 		"\t\t\t\tc[ldc*i+j] = alpha * sum",
@@ -43,26 +51,46 @@ func gemmTile(s isa, rows, vectors, panelRows int) {
 	cast := s.regs[rows*vectors+vectors : rows*vectors+vectors+2]
 
 	k := Load(Param("k"), GP64())
-	a := Load(Param("a"), GP64())
 	b := Load(Param("b"), GP64())
 	ldb := Load(Param("ldb"), GP64())
-	c := Load(Param("c"), GP64())
-	ldc := Load(Param("ldc"), GP64())
 	SHLQ(Imm(2), ldb)
-	SHLQ(Imm(2), ldc)
 	ldb3 := GP64()
 	LEAQ(Mem{Base: ldb, Index: ldb, Scale: 2}, ldb3)
 
+	// Element i of column p of A, p counted from the loop's pointers. Three rows share a pointer.
+	a := []reg.GPVirtual{Load(Param("a"), GP64()).(reg.GPVirtual)}
+	column := func(p, i int) Mem { return Mem{Base: a[0], Disp: 4 * (panelRows*p + i)} }
+	step4, step1 := 4*unroll*panelRows, 4*panelRows
+	if panelRows == 0 {
+		lda := Load(Param("lda"), GP64()).(reg.GPVirtual)
+		SHLQ(Imm(2), lda)
+		for i := 3; i < rows; i += 3 {
+			next := GP64()
+			LEAQ(Mem{Base: a[len(a)-1], Index: lda, Scale: 2}, next)
+			ADDQ(lda, next)
+			a = append(a, next)
+		}
+		column = func(p, i int) Mem {
+			at := Mem{Base: a[i/3], Disp: 4 * p}
+			if i%3 > 0 {
+				at.Index, at.Scale = lda, uint8(i%3)
+			}
+			return at
+		}
+		step4, step1 = 4*unroll, 4
+	}
+
 	Comment("Ask for the tile of C now, it is needed after the loop.")
-	row := GP64()
-	MOVQ(c, row)
+	row := Load(Param("c"), GP64())
+	ldcEarly := Load(Param("ldc"), GP64())
+	SHLQ(Imm(2), ldcEarly)
 	for i := 0; i < rows; i++ {
 		PREFETCHT0(Mem{Base: row})
 		if vectors*s.bytes() > 64 {
 			PREFETCHT0(Mem{Base: row, Disp: vectors*s.bytes() - 4})
 		}
 		if i < rows-1 {
-			ADDQ(ldc, row)
+			ADDQ(ldcEarly, row)
 		}
 	}
 	for _, r := range acc {
@@ -84,7 +112,7 @@ func gemmTile(s isa, rows, vectors, panelRows int) {
 			VMOVUPS(from.Offset(v*s.bytes()), bvec[v])
 		}
 		for i := 0; i < rows; i++ {
-			VBROADCASTSS(Mem{Base: a, Disp: 4 * (panelRows*p + i)}, cast[i%2])
+			VBROADCASTSS(column(p, i), cast[i%2])
 			for v := range bvec {
 				VFMADD231PS(cast[i%2], bvec[v], acc[i*vectors+v])
 			}
@@ -98,7 +126,9 @@ func gemmTile(s isa, rows, vectors, panelRows int) {
 	for p := 0; p < unroll; p++ {
 		step(p)
 	}
-	ADDQ(Imm(4*unroll*uint64(panelRows)), a)
+	for _, p := range a {
+		ADDQ(Imm(uint64(step4)), p)
+	}
 	LEAQ(Mem{Base: b, Index: ldb, Scale: 4}, b)
 	DECQ(turns)
 	JNZ(LabelRef("loop"))
@@ -107,12 +137,17 @@ func gemmTile(s isa, rows, vectors, panelRows int) {
 	JZ(LabelRef("store"))
 	Label("one")
 	step(0)
-	ADDQ(Imm(4*uint64(panelRows)), a)
+	for _, p := range a {
+		ADDQ(Imm(uint64(step1)), p)
+	}
 	ADDQ(ldb, b)
 	DECQ(k)
 	JNZ(LabelRef("one"))
 
 	Label("store")
+	c := Load(Param("c"), GP64())
+	ldc := Load(Param("ldc"), GP64())
+	SHLQ(Imm(2), ldc)
 	alpha, beta := cast[0], cast[1]
 	VBROADCASTSS(param("alpha"), alpha)
 	betaBits := GP32()

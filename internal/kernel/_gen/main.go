@@ -42,6 +42,7 @@ func main() {
 		for _, vectors := range []int{2, 1} {
 			for _, rows := range t.rows {
 				gemmTile(t.isa, rows, vectors, t.rows[0])
+				gemmTile(t.isa, rows, vectors, 0)
 			}
 		}
 		transpose(t.isa)
@@ -53,6 +54,14 @@ func main() {
 		swiGLU(t.isa)
 		swiGLUGrad(t.isa)
 		adamW(t.isa)
+		add(t.isa)
+		axpy(t.isa)
+		scaled(t.isa)
+		finite(t.isa)
+		dSoftmax(t.isa)
+		rmsNorm(t.isa)
+		rmsNormGrad(t.isa)
+		sums(t.isa)
 	}
 	Generate()
 }

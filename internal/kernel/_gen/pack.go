@@ -56,6 +56,9 @@ func transpose(s isa) {
 		}
 		return Mem{Base: p, Index: ld, Scale: uint8(i)}
 	}
+	if s.lanes == 16 {
+		transposeLines(s, base, ldsrc, ldsrc3, dst, lddst, lddst3, quads, line)
+	}
 	Label("loop")
 	t, u, out := s.regs[0:4], s.regs[4:8], s.regs[8:12]
 	for i := range t {
@@ -88,6 +91,62 @@ func transpose(s isa) {
 	Label("done")
 	VZEROUPPER()
 	RET()
+}
+
+// transposeLines writes the main loop of transpose for 16 rows: 16 columns per turn, every cache line of the source read
+// once and whole. Rows a power of two apart share the sets of the first cache level, where their lines would not survive
+// until the next four columns.
+//
+// Two rounds of unpacking within groups of 128 bits make column 4*l+c of rows 4*g to 4*g+3 stand in group l of register
+// (g, c); two rounds of shuffling whole groups then gather the four g of a column.
+func transposeLines(s isa, base []reg.GPVirtual, ldsrc, ldsrc3, dst, lddst, lddst3, quads reg.Register,
+	line func(p reg.Register, ld, ld3 reg.Register, i int) Mem) {
+	turns := GP64()
+	MOVQ(quads, turns)
+	SHRQ(Imm(2), turns)
+	JZ(LabelRef("rest"))
+	x, y := s.regs[:16], s.regs[16:]
+	Label("lines")
+	for i, r := range x {
+		VMOVUPS(line(base[i/4], ldsrc, ldsrc3, i%4), r)
+	}
+	for g := 0; g < 16; g += 4 {
+		VUNPCKLPS(x[g+1], x[g], y[g])
+		VUNPCKHPS(x[g+1], x[g], y[g+1])
+		VUNPCKLPS(x[g+3], x[g+2], y[g+2])
+		VUNPCKHPS(x[g+3], x[g+2], y[g+3])
+		VUNPCKLPD(y[g+2], y[g], x[g])
+		VUNPCKHPD(y[g+2], y[g], x[g+1])
+		VUNPCKLPD(y[g+3], y[g+1], x[g+2])
+		VUNPCKHPD(y[g+3], y[g+1], x[g+3])
+	}
+	// Even groups of two registers, and odd ones.
+	const even, odd = 0x88, 0xDD
+	for c := range 4 {
+		t := y[4*c : 4*c+4]
+		VSHUFF32X4(Imm(even), x[4+c], x[c], t[0])
+		VSHUFF32X4(Imm(odd), x[4+c], x[c], t[1])
+		VSHUFF32X4(Imm(even), x[12+c], x[8+c], t[2])
+		VSHUFF32X4(Imm(odd), x[12+c], x[8+c], t[3])
+		VSHUFF32X4(Imm(even), t[2], t[0], x[c])
+		VSHUFF32X4(Imm(even), t[3], t[1], x[4+c])
+		VSHUFF32X4(Imm(odd), t[2], t[0], x[8+c])
+		VSHUFF32X4(Imm(odd), t[3], t[1], x[12+c])
+	}
+	for i, r := range x {
+		VMOVUPS(r, line(dst, lddst, lddst3, i%4))
+		if i%4 == 3 {
+			LEAQ(Mem{Base: dst, Index: lddst, Scale: 4}, dst)
+		}
+	}
+	for _, p := range base {
+		ADDQ(Imm(64), p)
+	}
+	DECQ(turns)
+	JNZ(LabelRef("lines"))
+	Label("rest")
+	ANDQ(Imm(3), quads)
+	JZ(LabelRef("done"))
 }
 
 // copyRows writes the packing routine for operands whose rows are already the columns of a panel.
