@@ -69,8 +69,13 @@ steps at which the batch size, the learning rate, the bias speed or the MTP weig
 			if len(args) == 1 {
 				f.name = args[0]
 			}
-			run, err := f.load(ranks)
-			if err != nil {
+			var run *configs.Run
+			var err error
+			if f.name == "" { // the defaults alone
+				if run, err = configs.Parse([]byte("{}"), "defaults", f.sets); err != nil {
+					return usage(err)
+				}
+			} else if run, err = f.load(ranks); err != nil {
 				return err
 			}
 			if !schedule {

@@ -95,7 +95,7 @@ func (f *launchFlags) launch(c *cobra.Command) error {
 	}
 	// A reader of the output that goes away (| head) must not end a run of hours.
 	signal.Notify(make(chan os.Signal, 1), syscall.SIGPIPE)
-	if err := preflight(os.Stderr, run); err != nil {
+	if err := preflight(os.Stderr, run, f.stages); err != nil {
 		return err
 	}
 	restore, err := f.prepareDir(dir, run, f.node*f.ranks, (f.node+1)*f.ranks)

@@ -12,6 +12,8 @@ import (
 	"strings"
 
 	"github.com/spf13/cobra"
+
+	"moetor/internal/train"
 )
 
 const (
@@ -69,7 +71,8 @@ func run(args []string, stdout, stderr io.Writer) int {
 // codeOf is the exit code of a command that ends with err.
 func codeOf(err error) exitCode {
 	var u usageError
-	if errors.As(err, &u) {
+	var r train.RefusedError
+	if errors.As(err, &u) || errors.As(err, &r) {
 		return exitUsage
 	}
 	return exitFailed
@@ -81,7 +84,7 @@ func newRoot() *cobra.Command {
 		Short: "Train Mixture-of-Experts language models on ordinary machines",
 		Long: `train is moetor: a distributed Mixture-of-Experts training engine in one binary.
 
-  train launch -n 4 --config demo      start four ranks and pretrain the demo model
+  train launch -n 4 --config demo      four ranks, three stages, on embedded text
   train config list                    what can be trained
   train inspect runs/demo              what is in a checkpoint`,
 		SilenceUsage:  true,
@@ -91,7 +94,7 @@ func newRoot() *cobra.Command {
 	root.SetFlagErrorFunc(func(c *cobra.Command, err error) error {
 		return usagef("%w (see %s --help)", err, c.CommandPath())
 	})
-	root.AddCommand(launchCommand(), runCommand(), evalCommand(), generateCommand(), inspectCommand(), scheduleCommand(), configCommand())
+	root.AddCommand(launchCommand(), runCommand(), evalCommand(), generateCommand(), inspectCommand(), scheduleCommand(), configCommand(), benchCommand())
 	wrapArgs(root)
 	return root
 }
@@ -106,7 +109,7 @@ func wrapArgs(c *cobra.Command) {
 			}
 			c.SuggestionsMinimumDistance = 2
 			if near := c.SuggestionsFor(args[0]); len(near) > 0 {
-				return fmt.Errorf("unknown command %q for %q: did you mean %q?", args[0], c.CommandPath(), near[0])
+				return fmt.Errorf("unknown command %q for %q: did you mean %s?", args[0], c.CommandPath(), strings.Join(near, " or "))
 			}
 			return fmt.Errorf("unknown command %q for %q (see %s --help)", args[0], c.CommandPath(), c.CommandPath())
 		}

@@ -9,6 +9,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"slices"
 
 	"moetor/checkpoint"
 	"moetor/comm"
@@ -22,12 +23,15 @@ import (
 
 // preflight opens the data before any rank trains, so that a wrong file is one line at once, and the ranks find the tokens
 // in the cache. It says on w what is in the data.
-func preflight(w io.Writer, run *configs.Run) error {
+func preflight(w io.Writer, run *configs.Run, stages []string) error {
 	tok, err := train.OpenTokenizer(run)
 	if err != nil {
 		return usage(err)
 	}
-	for i := range run.Stages {
+	for i, st := range run.Stages {
+		if len(stages) > 0 && !slices.Contains(stages, st.Name) {
+			continue
+		}
 		corpus, err := train.OpenCorpus(context.Background(), run, i, tok)
 		if err != nil {
 			return usage(err)
@@ -108,7 +112,7 @@ func (f *rankFlags) prepareRank(ctx context.Context, w io.Writer, run *configs.R
 		w = io.Discard
 	}
 	if rank.LocalRank == 0 {
-		if err := preflight(w, run); err != nil {
+		if err := preflight(w, run, f.stages); err != nil {
 			return restore, err
 		}
 	}

@@ -71,6 +71,11 @@ func (t *Trainer) enter(ctx context.Context, i int, at optimizer.Position) error
 	if s.corpus, err = OpenCorpus(ctx, t.run, i, t.tokenizer); err != nil {
 		return err
 	}
+	if t.root() {
+		for _, l := range append(s.corpus.Lines, s.corpus.Notes...) {
+			t.log.Info(l, "stage", cfg.Name)
+		}
+	}
 	s.train, s.val = s.corpus.Train, s.corpus.Val
 	if s.plan, err = t.run.Schedule(i, s.train.Samples()); err != nil {
 		return err

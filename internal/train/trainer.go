@@ -7,9 +7,11 @@ import (
 	"context"
 	"fmt"
 	"log/slog"
+	"os"
 	"path/filepath"
 	"slices"
 	"sync/atomic"
+	"time"
 
 	"moetor/comm"
 	"moetor/configs"
@@ -120,10 +122,42 @@ func New(ctx context.Context, run *configs.Run, world comm.Transport, o Options)
 	if err := t.sameConfiguration(ctx); err != nil {
 		return nil, err
 	}
+	if err := t.sameDirectory(ctx); err != nil {
+		return nil, err
+	}
 	if err := t.build(ctx); err != nil {
 		return nil, err
 	}
 	return t, t.measure(ctx)
+}
+
+// sameDirectory refuses ranks that do not see the run directory of rank 0: their checkpoints would be in pieces, which
+// would show only at the first save.
+func (t *Trainer) sameDirectory(ctx context.Context) error {
+	path := filepath.Join(t.opts.Dir, ".ranks")
+	var token []byte
+	var err error
+	if t.root() {
+		token = fmt.Appendf(nil, "%d %d", os.Getpid(), time.Now().UnixNano())
+		err = os.WriteFile(path, token, 0o644)
+	}
+	all, gatherErr := comm.GatherBytes(ctx, t.groups.World, token)
+	if gatherErr != nil {
+		return gatherErr
+	}
+	if !t.root() {
+		if seen, readErr := os.ReadFile(path); readErr != nil || string(seen) != string(all[0]) {
+			err = fmt.Errorf("rank %d does not see the run directory of rank 0 at %s: all hosts must share it", t.world.Rank(), t.opts.Dir)
+		}
+	}
+	err = t.together(ctx, err)
+	if t.root() {
+		os.Remove(path)
+	}
+	if err != nil {
+		return RefusedError{err}
+	}
+	return nil
 }
 
 // sameConfiguration refuses a world whose ranks were started with different configurations.
