@@ -28,14 +28,20 @@ for ((i = 1; i <= count; i++)); do
 	log=$dir/log
 	resume=()
 	[ -f "$dir/run/config.yaml" ] && resume=(--resume)
-	$train launch -n 4 --config demo --out "$dir/run" "${resume[@]}" --transport $transport \
+	$train launch -n 4 --config demo --stages pretrain --out "$dir/run" "${resume[@]}" --transport $transport \
 		--set checkpoint.every=3 --set run.eval_every=0 --set stages.0.steps=100000 >"$log" 2>&1 &
 	launcher=$!
+	for _ in $(seq 200); do # until the ranks are there
+		[ "$(pgrep -P $launcher | wc -l)" -ge 4 ] && break
+		sleep 0.1
+	done
 	sleep $((RANDOM % 6)).$((RANDOM % 10))
 	mapfile -t ranks < <(pgrep -P $launcher)
-	if [ ${#ranks[@]} -eq 0 ]; then # still before the ranks
-		sleep 1
-		mapfile -t ranks < <(pgrep -P $launcher)
+	if [ ${#ranks[@]} -eq 0 ]; then
+		echo "$i: no rank came up"; tail -n 5 "$log"
+		wait $launcher
+		failed=$((failed + 1))
+		continue
 	fi
 	victim=${ranks[RANDOM % ${#ranks[@]}]}
 	rank=$(tr '\0' '\n' <"/proc/$victim/environ" | sed -n 's/^MOETOR_RANK=//p')
@@ -60,7 +66,7 @@ for ((i = 1; i <= count; i++)); do
 	if [ $bad = 0 ]; then passed=$((passed + 1)); else failed=$((failed + 1)); fi
 done
 # The run goes on after all of that.
-$train launch -n 4 --out "$dir/run" --resume --stop-after 3 >"$dir/log" 2>&1 || { echo "the last resume failed"; tail -n 5 "$dir/log"; failed=$((failed + 1)); }
+$train launch -n 4 --out "$dir/run" --resume --stages pretrain --stop-after 3 >"$dir/log" 2>&1 || { echo "the last resume failed"; tail -n 5 "$dir/log"; failed=$((failed + 1)); }
 echo "seed $seed"
 echo "$passed passed, $failed failed"
 [ $failed = 0 ]
