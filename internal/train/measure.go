@@ -52,7 +52,6 @@ func (r *Report) timed(t *Trainer, b trace.Breakdown) {
 	r.TokS = r.real / seconds
 	r.MFU = r.real * t.flops.Training / seconds / (t.peak * 1e9)
 	r.Time = b.Milliseconds()
-	r.breakdown = b
 	if t.root() {
 		r.MemMB = residentMB()
 	}

@@ -5,8 +5,6 @@ import (
 	"fmt"
 	"math"
 	"strings"
-
-	"moetor/internal/trace"
 )
 
 // A Report is what one step did; rank 0 writes it as a line of metrics.jsonl.
@@ -35,9 +33,8 @@ type Report struct {
 	MoE   []RouterLoad       `json:"moe,omitempty"`
 	MemMB float64            `json:"mem_mb"` // resident memory of rank 0
 
-	breakdown trace.Breakdown
-	stop      bool
-	real      float64 // tokens of this step that are not padding
+	stop bool
+	real float64 // tokens of this step that are not padding
 }
 
 // RouterLoad describes how evenly one MoE layer used its experts in this step, over the whole global batch.
