@@ -43,6 +43,11 @@ GLOBL expLowest<>(SB), RODATA|NOPTR, $4
 DATA exponentBias<>+0(SB)/4, $0x0000007f
 GLOBL exponentBias<>(SB), RODATA|NOPTR, $4
 
+// func pause()
+TEXT ·pause(SB), NOSPLIT, $0
+	PAUSE
+	RET
+
 // func gemm14x32AVX512(k int, a *float32, b *float32, ldb int, c *float32, ldc int, alpha float32, beta float32)
 // Requires: AVX, AVX512F, MMX+
 TEXT ·gemm14x32AVX512(SB), NOSPLIT, $0-56

@@ -4,6 +4,9 @@
 
 package kernel
 
+// pause gives way to the other thread of the core for some dozen cycles.
+func pause()
+
 // gemm14x32AVX512 computes a tile of 14 x 32 values from a panel of A (14 values per step of k) and rows of B:
 //
 //	for i := range 14 {

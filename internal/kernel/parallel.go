@@ -1,10 +1,6 @@
 package kernel
 
-import (
-	"slices"
-	"sync"
-	"sync/atomic"
-)
+import "slices"
 
 // splitFlops is the size of product from which waking workers pays (some 10 µs of work for one core).
 const splitFlops = 1 << 21
@@ -15,108 +11,6 @@ const (
 	partFlops = 1 << 27
 	maxParts  = 4
 )
-
-// pool is the set of workers. One job runs at a time; who finds the pool taken (a nested call, or another goroutine)
-// does its work itself, so nesting cannot deadlock and never starts more threads than were set.
-type pool struct {
-	running sync.Mutex // held while a job runs
-	threads atomic.Int32
-	wake    chan bool // one message starts a worker on the job; false ends the worker
-
-	// The job. Written by the holder of running before it wakes anyone.
-	n    int
-	f    func(i int)
-	next atomic.Int64
-	done sync.WaitGroup
-
-	// Operands of the job where f is productPart, runGroup or loopPart; kept here so that a warm call allocates nothing.
-	product               product
-	rowParts, columnParts int
-	groups                groups
-	loop                  loop
-	sums                  []float64 // partial sums of the job
-	groupParts            []groupPart
-	productPart, runGroup func(i int)
-	loopPart              func(i int)
-}
-
-var workers = newPool()
-
-func newPool() *pool {
-	p := &pool{wake: make(chan bool)}
-	p.threads.Store(1)
-	p.productPart, p.runGroup, p.loopPart = p.runProductPart, p.runGroupPart, p.runLoopPart
-	return p
-}
-
-// SetThreads sets the number of threads, at least 1, that one kernel call or one Parallel may use. It is 1 at start.
-// Workers live until the number is lowered. Not to be called from inside Parallel.
-func SetThreads(n int) {
-	p := workers
-	p.running.Lock()
-	defer p.running.Unlock()
-	n = max(n, 1)
-	for have := int(p.threads.Load()); have < n; have++ {
-		go p.worker()
-	}
-	for have := int(p.threads.Load()); have > n; have-- {
-		p.wake <- false
-	}
-	p.threads.Store(int32(n))
-}
-
-// Threads returns the number set by SetThreads.
-func Threads() int { return int(workers.threads.Load()) }
-
-// Parallel calls f(0) to f(n-1), spread over the threads of SetThreads in any order, and returns when all have
-// returned. Kernel calls and Parallel inside f run on f's own thread.
-func Parallel(n int, f func(i int)) {
-	if n > 1 && Threads() > 1 && workers.try() {
-		workers.run(n, f)
-		workers.release()
-		return
-	}
-	for i := range n {
-		f(i)
-	}
-}
-
-func (p *pool) worker() {
-	for <-p.wake {
-		p.work()
-		p.done.Done()
-	}
-}
-
-func (p *pool) try() bool { return p.running.TryLock() }
-
-func (p *pool) release() {
-	p.f, p.product, p.groups, p.loop = nil, product{}, groups{}, loop{} // hold on to nobody's matrices
-	p.running.Unlock()
-}
-
-// run does a job with the caller as one of the workers.
-func (p *pool) run(n int, f func(i int)) {
-	p.n, p.f = n, f
-	p.next.Store(0)
-	helpers := min(Threads(), n) - 1
-	p.done.Add(helpers)
-	for range helpers {
-		p.wake <- true
-	}
-	p.work()
-	p.done.Wait()
-}
-
-func (p *pool) work() {
-	for {
-		i := int(p.next.Add(1)) - 1
-		if i >= p.n {
-			return
-		}
-		p.f(i)
-	}
-}
 
 // splitWays returns the number of threads for a product.
 func splitWays(m, n, k int) int {

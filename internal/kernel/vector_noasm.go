@@ -20,3 +20,6 @@ func rmsNormGradVectors(lanes, *float32, *float32, *float32, *float32, *float32,
 func sumSquaresVectors(lanes, *float64, *float32, int)                      {}
 func dotVectors(lanes, *float64, *float32, *float32, int)                   {}
 func dotWeightedVectors(lanes, *float64, *float32, *float32, *float32, int) {}
+
+// pause gives way to the other thread of the core, where there is an instruction for it.
+func pause() {}

@@ -32,6 +32,7 @@ var (
 func main() {
 	ConstraintExpr("amd64,!purego")
 	defineConstants()
+	pauseLoop()
 	for _, t := range []struct {
 		isa
 		rows []int // the first is the height of an A panel; the others handle what is left at the lower edge
