@@ -21,10 +21,7 @@ func AdamW(a AdamWArgs, w, g, m, v []float32) {
 	checkLen("AdamW", "g", len(g), len(w))
 	checkLen("AdamW", "m", len(m), len(w))
 	checkLen("AdamW", "v", len(v), len(w))
-	// The corrections are taken in float64: 1-Beta2^Step of a first step loses half its digits in float32.
-	u := adamWUpdate{a.GradScale, a.Beta1, 1 - a.Beta1, a.Beta2, 1 - a.Beta2,
-		float32(1 / (1 - math.Pow(float64(a.Beta1), float64(a.Step)))),
-		float32(1 / (1 - math.Pow(float64(a.Beta2), float64(a.Step)))), a.Eps, a.LR, a.Decay}
+	u := a.update()
 	if shareLoop(len(w)) {
 		finishLoop(&loop{part: adamWPart, n: len(w), chunk: loopChunk, a: w, b: g, c: m, d: v, adamW: u})
 		return
@@ -35,6 +32,13 @@ func AdamW(a AdamWArgs, w, g, m, v []float32) {
 // adamWUpdate are the scalars of an update, in the order of the vector routines.
 type adamWUpdate struct {
 	gradScale, beta1, rest1, beta2, rest2, correct1, correct2, eps, lr, decay float32
+}
+
+func (a AdamWArgs) update() adamWUpdate {
+	// The corrections are taken in float64: 1-Beta2^Step of a first step loses half its digits in float32.
+	return adamWUpdate{a.GradScale, a.Beta1, 1 - a.Beta1, a.Beta2, 1 - a.Beta2,
+		float32(1 / (1 - math.Pow(float64(a.Beta1), float64(a.Step)))),
+		float32(1 / (1 - math.Pow(float64(a.Beta2), float64(a.Step)))), a.Eps, a.LR, a.Decay}
 }
 
 func adamWPart(q *loop, from, to int) {

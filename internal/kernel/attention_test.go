@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"math"
 	"math/rand/v2"
+	"runtime"
 	"testing"
 )
 
@@ -36,12 +37,18 @@ func (a *naiveAttention) probabilities(t int) []float64 {
 }
 
 func (a *naiveAttention) forward() {
-	a.o, a.lse = make([]float64, a.T*a.DV), make([]float64, a.T)
 	for t := range a.T {
-		for s, p := range a.probabilities(t) {
-			for d := range a.DV {
-				a.o[t*a.DV+d] += p * a.v[s*a.DV+d]
-			}
+		a.row(t)
+	}
+}
+
+// row computes row t of o, and its log-sum-exp.
+func (a *naiveAttention) row(t int) {
+	o := a.o[t*a.DV : (t+1)*a.DV]
+	clear(o)
+	for s, p := range a.probabilities(t) {
+		for d := range o {
+			o[d] += p * a.v[s*a.DV+d]
 		}
 	}
 }
@@ -108,8 +115,14 @@ func dense64(g guarded) []float64 {
 	return x
 }
 
+// reference returns the case in float64, nothing computed yet.
+func (c attentionCase) reference() *naiveAttention {
+	return &naiveAttention{T: c.T, DQ: c.DQ, DV: c.DV, scale: float64(c.scale), q: dense64(c.q), k: dense64(c.k), v: dense64(c.v),
+		o: make([]float64, c.T*c.DV), lse: make([]float64, c.T)}
+}
+
 func (c attentionCase) naive() *naiveAttention {
-	a := &naiveAttention{T: c.T, DQ: c.DQ, DV: c.DV, scale: float64(c.scale), q: dense64(c.q), k: dense64(c.k), v: dense64(c.v)}
+	a := c.reference()
 	a.forward()
 	return a
 }
@@ -129,7 +142,8 @@ func near(t *testing.T, name string, got, want []float64, tolerance float64) {
 	}
 }
 
-var attentionShapes = [][3]int{{1, 4, 3}, {2, 5, 8}, {63, 16, 16}, {64, 48, 32}, {65, 24, 40}, {130, 48, 32}, {200, 7, 33}}
+var attentionShapes = [][3]int{{1, 4, 3}, {2, 5, 8}, {63, 16, 16}, {64, 48, 32}, {65, 24, 40}, {130, 48, 32}, {200, 7, 33},
+	{attentionRows + 1, 16, 48}, {attentionKeys, 30, 65}, {2*attentionKeys + 20, 20, 12}}
 
 func TestAttentionForward(t *testing.T) {
 	eachImpl(t, func(t *testing.T) {
@@ -228,14 +242,14 @@ func TestAttentionFiniteDifferences(t *testing.T) {
 // Row t of the output, and its log-sum-exp, have the same bits whether the segment ends at t or later, and whatever
 // stands in later rows. dQ likewise.
 func TestAttentionRowsCausal(t *testing.T) {
-	const T, DQ, DV = 2*attentionRows + 9, 24, 40
+	const T, DQ, DV = attentionKeys + attentionRows + 9, 24, 40
 	eachImpl(t, func(t *testing.T) {
 		whole := newAttentionCase(5, T, DQ, DV, 0)
 		whole.attention().Forward()
 		dO := randomMat(8, T*DV)
 		dQ, dK, dV := make([]float32, T*DQ), make([]float32, T*DQ), make([]float32, T*DV)
 		whole.attention().Backward(dO, DV, dQ, DQ, dK, DQ, dV, DV)
-		for _, n := range []int{1, 2, 17, 63, 64, 65, 66, 127, 128, 129, 136} {
+		for _, n := range []int{1, 2, 5, 17, 63, 64, 65, attentionRows - 1, attentionRows, attentionRows + 1, 128, attentionKeys - 1, attentionKeys, attentionKeys + 1, 240} {
 			part := newAttentionCase(5, T, DQ, DV, 0)
 			a := part.attention()
 			a.T = n
@@ -293,4 +307,43 @@ func TestAttentionEmpty(t *testing.T) {
 	short := Attention{T: 2, DQ: 4, DV: 4, LDQ: 4, LDK: 4, LDV: 4, LDO: 4, Q: make([]float32, 7), K: make([]float32, 8),
 		V: make([]float32, 8), O: make([]float32, 8), LSE: make([]float32, 2)}
 	mustPanic(t, "short Q", short.Forward)
+}
+
+// A segment of 8,192 rows works in memory linear in its length, and its late rows are right.
+func TestAttentionLong(t *testing.T) {
+	const DQ, DV = 24, 16
+	whole := newAttentionCase(12, 8192, DQ, DV, 0)
+	run := func(T int) uint64 {
+		a := whole.attention()
+		a.T = T
+		dO, dQ, dK, dV := randomMat(2, T*DV), make([]float32, T*DQ), make([]float32, T*DQ), make([]float32, T*DV)
+		scratches.Lock()
+		kept := scratches.free
+		scratches.free = [64][]*scratch{}
+		scratches.Unlock()
+		var before, after runtime.MemStats
+		runtime.ReadMemStats(&before)
+		a.Forward()
+		a.Backward(dO, DV, dQ, DQ, dK, DQ, dV, DV)
+		runtime.ReadMemStats(&after)
+		scratches.Lock()
+		scratches.free = kept
+		scratches.Unlock()
+		return after.TotalAlloc - before.TotalAlloc
+	}
+	new(Attention).Forward() // the packing buffers, if no other test was first
+	half, all := run(4096), run(8192)
+	t.Logf("%d KiB for 4,096 rows, %d KiB for 8,192", half>>10, all>>10)
+	if all > 2*half {
+		t.Errorf("%d bytes for 8,192 rows, %d for half of them", all, half)
+	}
+	if want := uint64(AttentionScratch(8192, DQ, DV)); all < want || all > want+want/10 {
+		t.Errorf("%d bytes, AttentionScratch says %d", all, want)
+	}
+	want, o, lse := whole.reference(), dense64(whole.o), dense64(whole.lse)
+	for _, r := range []int{4095, 4096, 8000, 8191} {
+		want.row(r)
+		near(t, fmt.Sprintf("row %d of O", r), o[r*DV:(r+1)*DV], want.o[r*DV:(r+1)*DV], 1e-5)
+		near(t, fmt.Sprintf("LSE of row %d", r), lse[r:r+1], want.lse[r:r+1], 1e-6)
+	}
 }

@@ -109,6 +109,12 @@ func BenchmarkAdamW(b *testing.B) {
 	benchEach(b, len(w), func() { AdamW(a, w, g, m, v) })
 }
 
+func BenchmarkAdamWBF16(b *testing.B) {
+	w, g, m, v := randomMat(1, 1<<16), randomMat(2, 1<<16), make([]uint16, 1<<16), make([]uint16, 1<<16)
+	a := AdamWArgs{LR: 1e-3, Beta1: 0.9, Beta2: 0.95, Eps: 1e-8, Decay: 0.1, GradScale: 1, Step: 10}
+	benchEach(b, len(w), func() { AdamWBF16(a, w, g, m, v) })
+}
+
 func BenchmarkRMSNorm(b *testing.B) {
 	x, y, gain, rstd := randomMat(1, 1<<16), make([]float32, 1<<16), randomMat(2, 256), make([]float32, 256)
 	benchEach(b, len(x), func() { RMSNorm(y, x, gain, rstd, 256, 1e-6) })

@@ -8,9 +8,12 @@
 // pack.go copies operands into panels, micro.go describes the tile routine ("microkernel") that consumes two panels,
 // micro_amd64.go binds the assembly written by the program in _gen, and impl.go picks one set of routines for this
 // CPU. gemm_ref.go is the specification of a product as three nested loops. attention.go builds causal attention out of
-// products. exp.go, softmax.go, silu.go, norm.go, adamw.go, reduce.go and vector.go are the loops over vectors: each has
+// the same tiles. exp.go, softmax.go, silu.go, norm.go, adamw.go, reduce.go and vector.go are the loops over vectors: each has
 // its plain Go body, which is the specification, and the hot ones a vector routine bound in vector_amd64.go. slots.go moves
-// rows between tokens and experts. parallel.go has the worker pool, loop.go how loops share it. micro_amd64.s and micro_decl_amd64.go are written by _gen and never edited.
+// rows between tokens and experts. pool.go has the workers, parallel.go how products share them, loop.go how loops do.
+// scaled.go and its sisters multiply matrices of few bits (package lowp): scaled_pack.go keeps a weight's codes in the
+// order of the product, scaled_side.go decodes an operand, scaled_hopper.go sums as tensor cores do; fused.go has the
+// producers that quantise what they make. *_amd64.s and *_decl_amd64.go are written by _gen and never edited.
 //
 // # Contracts
 //

@@ -15,6 +15,9 @@ func Flops() int64 { return flops.Load() }
 
 func countFlops(m, n, k int) { flops.Add(2 * int64(m) * int64(n) * int64(k)) }
 
+// countPairs counts attention: depth multiply-adds for each pair of a query and a key that is not masked.
+func countPairs(T, depth int) { flops.Add(int64(T) * int64(T+1) * int64(depth)) }
+
 // peakWindows is how many times PeakGFLOPS looks. On a shared machine the best window is nearest to the processor.
 const peakWindows = 5
 

@@ -21,21 +21,21 @@ const (
 	blockN = 512        // a multiple of every tile width
 )
 
-// Operands whose rows are as the tile routine reads them need no copy: B of NN and TN, A of NN and NT. Rows of A are
-// always read in place, rows of B up to directRows rows of C: beyond, a copy that fits the first cache level pays. Not
-// so where the rows lie a multiple of aliasing values (a memory page) apart, in the same sets of the first cache level.
+// Operands that lie as the tile routines read them need no copy: A in all layouts, B of NN and TN. A is always read in
+// place, B up to directRows rows of C: beyond, a copy that fits the first cache level pays. Not so where the rows lie a
+// multiple of aliasing values (a memory page) apart, in the same sets of the first cache level.
 const (
 	directRows = 640
 	aliasing   = 1024
 )
 
-// readsB reports whether rows of B are read in place, readsA whether those of A.
+// readsB reports whether B is read in place, readsA whether A is.
 func (p *product) readsB() bool {
 	return p.layout != NT && (p.m <= 2*maxTileRows || p.m <= directRows && p.ldb%aliasing != 0)
 }
 
-func (p *product) readsA(t *micro) bool {
-	return p.layout != TN && t.runRows != nil && p.lda%aliasing != 0
+func (p *product) readsA() bool {
+	return p.lda%aliasing != 0
 }
 
 // product is one call of Gemm.
@@ -117,9 +117,13 @@ func (w *workspace) multiply(t *micro, p *product) {
 		scaleRows(p)
 		return
 	}
-	directA, directB := p.readsA(t), p.readsB()
-	for j0 := 0; j0 < p.n; j0 += blockN {
-		j1 := min(j0+blockN, p.n)
+	directA, directB := p.readsA(), p.readsB()
+	step := blockN
+	if directA && !directB && p.m <= blockM {
+		step = t.cols // one panel at a time is copied into the first cache level and used there
+	}
+	for j0 := 0; j0 < p.n; j0 += step {
+		j1 := min(j0+step, p.n)
 		for k0 := 0; k0 < p.k; k0 += blockK {
 			k1 := min(k0+blockK, p.k)
 			beta := p.beta
@@ -142,9 +146,23 @@ func (w *workspace) multiply(t *micro, p *product) {
 	}
 }
 
+// tileHeight is the height of tiles for some rows: whole ones, and where these leave a rest about equal ones, since a
+// tile of few rows waits for its own sums.
+func (t *micro) tileHeight(rows int) int {
+	n := (rows + t.rows - 1) / t.rows
+	return (rows + n - 1) / n
+}
+
 // block multiplies a block of A with a block of B, each packed, or its rows in place when direct.
 func (w *workspace) block(t *micro, p *product, beta float32, directA, directB bool, i0, i1, j0, j1, k0, k1 int) {
-	depth := k1 - k0
+	depth, height := k1-k0, t.tileHeight(i1-i0)
+	form, a, lda, step := t.byCols, w.a, height, depth // step is how far rows of A lie apart in a
+	switch {
+	case directA && p.layout == TN:
+		a, lda, step = p.a[k0*p.lda+i0:], p.lda, 1
+	case directA:
+		form, a, lda, step = t.byRows, p.a[i0*p.lda+k0:], p.lda, p.lda
+	}
 	for j := j0; j < j1; j += t.cols {
 		cols := min(t.cols, j1-j)
 		b, ldb := w.b[(j-j0)*depth:], t.cols
@@ -154,29 +172,27 @@ func (w *workspace) block(t *micro, p *product, beta float32, directA, directB b
 				b, ldb = p.b[k0*p.ldb+j:], p.ldb
 			}
 		}
-		for i := i0; i < i1; i += t.rows {
-			rows := min(t.rows, i1-i)
-			c, ldc, width, edge := p.c[i*p.ldc+j:], p.ldc, cols, !t.fits(cols)
-			if edge { // a tile at the right edge is computed whole, by the same routine, on a copy
-				if beta != 0 {
-					for r := range rows {
-						copy(w.tile[r*t.cols:], c[r*p.ldc:r*p.ldc+cols])
-					}
-				}
-				c, ldc, width = w.tile, t.cols, t.cols
-			}
-			if directA {
-				t.runRows(rows, width, depth, &p.a[i*p.lda+k0], p.lda, &b[0], ldb, &c[0], ldc, p.alpha, beta)
-			} else {
-				t.run(rows, width, depth, &w.a[(i-i0)*depth], &b[0], ldb, &c[0], ldc, p.alpha, beta)
-			}
-			if edge {
-				for r := range rows {
-					at := (i+r)*p.ldc + j
-					copy(p.c[at:at+cols], w.tile[r*t.cols:])
-				}
-			}
+		for i := i0; i < i1; i += height {
+			w.tile(t, form, min(height, i1-i), cols, depth, &a[(i-i0)*step], lda, &b[0], ldb, p.c[i*p.ldc+j:], p.ldc, p.alpha, beta)
 		}
+	}
+}
+
+// tile computes one tile of any width. At the right edge of a matrix a tile is computed whole, by the same routine, on a
+// copy; columns of B must be there for it.
+func (w *workspace) tile(t *micro, form *tiles, rows, cols, depth int, a *float32, lda int, b *float32, ldb int, c []float32, ldc int, alpha, beta float32) {
+	if t.fits(cols) {
+		t.tile(form, rows, cols)(depth, a, lda, b, ldb, &c[0], ldc, alpha, beta)
+		return
+	}
+	if beta != 0 {
+		for r := range rows {
+			copy(w.edgeTile[r*t.cols:], c[r*ldc:r*ldc+cols])
+		}
+	}
+	form[rows][0](depth, a, lda, b, ldb, &w.edgeTile[0], t.cols, alpha, beta)
+	for r := range rows {
+		copy(c[r*ldc:r*ldc+cols], w.edgeTile[r*t.cols:])
 	}
 }
 

@@ -1,6 +1,10 @@
 package kernel
 
-import "sync/atomic"
+import (
+	"sync/atomic"
+
+	"moetor/internal/lowp"
+)
 
 // lanes is the number of float32 values of a vector register.
 type lanes int
@@ -44,7 +48,8 @@ func Use(name string) (restore func(), ok bool) {
 	for i := range impls {
 		if impls[i].name == name {
 			before := active.Swap(&impls[i])
-			return func() { active.Store(before) }, true
+			codes, _ := lowp.Use(name) // the same names
+			return func() { active.Store(before); codes() }, true
 		}
 	}
 	return func() {}, false

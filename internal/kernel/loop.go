@@ -14,6 +14,7 @@ type loop struct {
 	n, chunk int
 
 	a, b, c, d, e, f []float32
+	m16, v16         []uint16
 	rstd             []float32
 	x, y             float32
 	cols             int

@@ -45,6 +45,13 @@ func loopCases(n, cols int) map[string]func() []float32 {
 			AdamW(AdamWArgs{LR: 0.01, Beta1: 0.9, Beta2: 0.95, Eps: 1e-8, Decay: 0.1, GradScale: 1, Step: 2}, d[:n], y, d[n:2*n], d[2*n:])
 			return d
 		},
+		"AdamWBF16": func() []float32 {
+			d, m := append(copies(x), make([]float32, 2*n)...), make([]uint16, 2*n)
+			ToBF16(m[:n], z)
+			AdamWBF16(AdamWArgs{LR: 0.01, Beta1: 0.9, Beta2: 0.95, Eps: 1e-8, Decay: 0.1, GradScale: 1, Step: 2}, d[:n], y, m[:n], m[n:])
+			FromBF16(d[n:], m)
+			return d
+		},
 		"RMSNorm": func() []float32 {
 			d := make([]float32, n+rows)
 			RMSNorm(d[:n], x, gain, d[n:], cols, 1e-5)
@@ -125,6 +132,7 @@ func TestLoopsAllocateNothing(t *testing.T) {
 	x, y, z, gain := make([]float32, n), randomMat(1, n), make([]float32, n), randomMat(2, cols)
 	rstd, dgain, loss := make([]float32, n/cols), make([]float32, cols), make([]float64, n/cols)
 	targets := make([]int32, n/cols)
+	m, v := make([]uint16, n), make([]uint16, n)
 	s := Slots{K: 1, Cols: cols, Rows: targets[:1], Places: targets[:1]}
 	for _, threads := range []int{1, 2} {
 		withThreads(t, threads)
@@ -144,6 +152,7 @@ func TestLoopsAllocateNothing(t *testing.T) {
 				s.Scatter(x, y, cols)
 				s.Combine(y, cols, gain, x)
 				AdamW(AdamWArgs{Step: 1}, x, y, z, z)
+				AdamWBF16(AdamWArgs{Step: 1}, x, y, m, v)
 				Zero(z)
 			})
 			if got != 0 {

@@ -7,23 +7,36 @@ const (
 	maxLanes    = 16
 )
 
-// micro describes the tile routine of an implementation.
+// tile is a routine for a tile of C whose rows and columns are its own, given k, A, B, C, alpha and beta.
+type tile func(k int, a *float32, lda int, b *float32, ldb int, c *float32, ldc int, alpha, beta float32)
+
+// tiles has the routines of a form by their rows, each for micro.cols and for micro.narrow columns.
+type tiles [maxTileRows + 1][2]tile
+
+// micro describes the tile routines of an implementation.
 type micro struct {
-	rows, cols int // the largest tile: height of an A panel, width of a B panel
-	narrow     int // the second width run knows, or 0
+	rows, cols int // the largest tile
+	narrow     int // the second width, or 0
 	lanes      int // rows that packing turns into columns at once; divides cols
 
-	// run computes a tile of rows x cols values of C (rows <= micro.rows, cols is micro.cols or narrow):
+	// A routine of byRows for rows x cols values of C does
 	//
-	//	sum[i][j] = 0; for p: sum[i][j] += a[micro.rows*p+i] * b[ldb*p+j]
+	//	sum[i][j] = 0; for p: sum[i][j] += a[lda*i+p] * b[ldb*p+j]
 	//	c[ldc*i+j] = alpha*sum[i][j] + beta*c[ldc*i+j]   (c is not read if beta is 0)
 	//
-	// The operations on one element, and their order, are the same for every rows and cols.
-	run func(rows, cols, k int, a, b *float32, ldb int, c *float32, ldc int, alpha, beta float32)
+	// One of byCols reads columns of A, a[lda*p+i], instead of rows. The operations on one element, and their order, are
+	// the same for all of them.
+	byRows, byCols *tiles
 
-	// runRows is run with rows of A read in place, a[lda*i+p] instead of a[micro.rows*p+i], and the same results to the
-	// bit; nil where A is always packed.
-	runRows func(rows, cols, k int, a *float32, lda int, b *float32, ldb int, c *float32, ldc int, alpha, beta float32)
+	// runScaled computes a tile of a scaled product from k <= scaledDepth steps; the strides of A and B are constants:
+	//
+	//	sum[i][j] = 0; for p: sum[i][j] += a[scaledDepth*i+p] * b[scaledWidth*p+j]
+	//	sum[i][j] *= rowScale[i]
+	//	c[ldc*i+j] = sum[i][j]*colScale[j], added to c[ldc*i+j] if accumulate is set
+	runScaled func(rows, cols, k int, a, b, c *float32, ldc int, rowScale, colScale *float32, accumulate bool)
+
+	// prefetch asks for cache lines from p on, at least one; nil where nothing can.
+	prefetch func(p *byte, lines int)
 
 	// transpose sets dst[lddst*p+i] = src[ldsrc*i+p] for 4*quads values of p and lanes values of i, column after column;
 	// nil where plain Go does it.
@@ -37,5 +50,13 @@ type micro struct {
 	peak func() int64
 }
 
-// fits reports whether run takes tiles of this width.
+// fits reports whether there are tiles of this width.
 func (t *micro) fits(cols int) bool { return cols == t.cols || cols == t.narrow }
+
+// tile returns the routine of a form for tiles of rows x cols values; cols must fit.
+func (t *micro) tile(form *tiles, rows, cols int) tile {
+	if cols == t.cols {
+		return form[rows][0]
+	}
+	return form[rows][1]
+}

@@ -15,14 +15,16 @@ func vectorImpls() []impl {
 	x := &cpu.X86
 	if x.HasAVX512F && x.HasAVX512DQ && x.HasAVX512BW && x.HasAVX512VL {
 		list = append(list, impl{name: "avx512", vectors: lanes16, micro: &micro{
-			rows: 14, cols: 32, narrow: 16, lanes: 16,
-			run: runAVX512, runRows: runRowsAVX512, transpose: transposeAVX512, copyRows: copyRowsAVX512, peak: peakAVX512,
+			rows: 14, cols: 32, narrow: 16, lanes: 16, byRows: &rowsAVX512, byCols: &colsAVX512,
+			transpose: transposeAVX512, copyRows: copyRowsAVX512, peak: peakAVX512,
+			runScaled: runScaledAVX512, prefetch: prefetchLines,
 		}})
 	}
 	if x.HasAVX2 && x.HasFMA {
 		list = append(list, impl{name: "avx2", vectors: lanes8, micro: &micro{
-			rows: 6, cols: 16, narrow: 8, lanes: 8,
-			run: runAVX2, runRows: runRowsAVX2, transpose: transposeAVX2, copyRows: copyRowsAVX2, peak: peakAVX2,
+			rows: 6, cols: 16, narrow: 8, lanes: 8, byRows: &rowsAVX2, byCols: &colsAVX2,
+			transpose: transposeAVX2, copyRows: copyRowsAVX2, peak: peakAVX2,
+			runScaled: runScaledAVX2, prefetch: prefetchLines,
 		}})
 	}
 	return list
@@ -31,170 +33,56 @@ func vectorImpls() []impl {
 // down moves a pointer by n values.
 func down(p *float32, n int) *float32 { return (*float32)(unsafe.Add(unsafe.Pointer(p), 4*n)) }
 
-// runAVX512 is micro.run: a whole tile by one routine, a lower one in strips of 8, 4, 2 and 1 rows.
-func runAVX512(rows, cols, k int, a, b *float32, ldb int, c *float32, ldc int, alpha, beta float32) {
-	wide := cols == 32
-	for rows > 0 {
-		n := 1
-		switch {
-		case rows >= 14:
-			n = 14
-			if wide {
-				gemm14x32AVX512(k, a, b, ldb, c, ldc, alpha, beta)
-			} else {
-				gemm14x16AVX512(k, a, b, ldb, c, ldc, alpha, beta)
-			}
-		case rows >= 8:
-			n = 8
-			if wide {
-				gemm8x32AVX512(k, a, b, ldb, c, ldc, alpha, beta)
-			} else {
-				gemm8x16AVX512(k, a, b, ldb, c, ldc, alpha, beta)
-			}
-		case rows >= 4:
-			n = 4
-			if wide {
-				gemm4x32AVX512(k, a, b, ldb, c, ldc, alpha, beta)
-			} else {
-				gemm4x16AVX512(k, a, b, ldb, c, ldc, alpha, beta)
-			}
-		case rows >= 2:
-			n = 2
-			if wide {
-				gemm2x32AVX512(k, a, b, ldb, c, ldc, alpha, beta)
-			} else {
-				gemm2x16AVX512(k, a, b, ldb, c, ldc, alpha, beta)
-			}
-		case wide:
-			gemm1x32AVX512(k, a, b, ldb, c, ldc, alpha, beta)
-		default:
-			gemm1x16AVX512(k, a, b, ldb, c, ldc, alpha, beta)
-		}
-		if rows -= n; rows > 0 {
-			a, c = down(a, n), down(c, n*ldc)
-		}
-	}
+var rowsAVX512 = tiles{
+	1:  {gemmRows1x32AVX512, gemmRows1x16AVX512},
+	2:  {gemmRows2x32AVX512, gemmRows2x16AVX512},
+	3:  {gemmRows3x32AVX512, gemmRows3x16AVX512},
+	4:  {gemmRows4x32AVX512, gemmRows4x16AVX512},
+	5:  {gemmRows5x32AVX512, gemmRows5x16AVX512},
+	6:  {gemmRows6x32AVX512, gemmRows6x16AVX512},
+	7:  {gemmRows7x32AVX512, gemmRows7x16AVX512},
+	8:  {gemmRows8x32AVX512, gemmRows8x16AVX512},
+	9:  {gemmRows9x32AVX512, gemmRows9x16AVX512},
+	10: {gemmRows10x32AVX512, gemmRows10x16AVX512},
+	11: {gemmRows11x32AVX512, gemmRows11x16AVX512},
+	12: {gemmRows12x32AVX512, gemmRows12x16AVX512},
+	13: {gemmRows13x32AVX512, gemmRows13x16AVX512},
+	14: {gemmRows14x32AVX512, gemmRows14x16AVX512},
 }
 
-// runRowsAVX512 is micro.runRows: a whole tile by one routine, a lower one in strips of 8, 4, 2 and 1 rows.
-func runRowsAVX512(rows, cols, k int, a *float32, lda int, b *float32, ldb int, c *float32, ldc int, alpha, beta float32) {
-	wide := cols == 32
-	for rows > 0 {
-		n := 1
-		switch {
-		case rows >= 14:
-			n = 14
-			if wide {
-				gemmRows14x32AVX512(k, a, lda, b, ldb, c, ldc, alpha, beta)
-			} else {
-				gemmRows14x16AVX512(k, a, lda, b, ldb, c, ldc, alpha, beta)
-			}
-		case rows >= 8:
-			n = 8
-			if wide {
-				gemmRows8x32AVX512(k, a, lda, b, ldb, c, ldc, alpha, beta)
-			} else {
-				gemmRows8x16AVX512(k, a, lda, b, ldb, c, ldc, alpha, beta)
-			}
-		case rows >= 4:
-			n = 4
-			if wide {
-				gemmRows4x32AVX512(k, a, lda, b, ldb, c, ldc, alpha, beta)
-			} else {
-				gemmRows4x16AVX512(k, a, lda, b, ldb, c, ldc, alpha, beta)
-			}
-		case rows >= 2:
-			n = 2
-			if wide {
-				gemmRows2x32AVX512(k, a, lda, b, ldb, c, ldc, alpha, beta)
-			} else {
-				gemmRows2x16AVX512(k, a, lda, b, ldb, c, ldc, alpha, beta)
-			}
-		case wide:
-			gemmRows1x32AVX512(k, a, lda, b, ldb, c, ldc, alpha, beta)
-		default:
-			gemmRows1x16AVX512(k, a, lda, b, ldb, c, ldc, alpha, beta)
-		}
-		if rows -= n; rows > 0 {
-			a, c = down(a, n*lda), down(c, n*ldc)
-		}
-	}
+var colsAVX512 = tiles{
+	1:  {gemmCols1x32AVX512, gemmCols1x16AVX512},
+	2:  {gemmCols2x32AVX512, gemmCols2x16AVX512},
+	3:  {gemmCols3x32AVX512, gemmCols3x16AVX512},
+	4:  {gemmCols4x32AVX512, gemmCols4x16AVX512},
+	5:  {gemmCols5x32AVX512, gemmCols5x16AVX512},
+	6:  {gemmCols6x32AVX512, gemmCols6x16AVX512},
+	7:  {gemmCols7x32AVX512, gemmCols7x16AVX512},
+	8:  {gemmCols8x32AVX512, gemmCols8x16AVX512},
+	9:  {gemmCols9x32AVX512, gemmCols9x16AVX512},
+	10: {gemmCols10x32AVX512, gemmCols10x16AVX512},
+	11: {gemmCols11x32AVX512, gemmCols11x16AVX512},
+	12: {gemmCols12x32AVX512, gemmCols12x16AVX512},
+	13: {gemmCols13x32AVX512, gemmCols13x16AVX512},
+	14: {gemmCols14x32AVX512, gemmCols14x16AVX512},
 }
 
-// runAVX2 is micro.run: a whole tile by one routine, a lower one in strips of 4, 2 and 1 rows.
-func runAVX2(rows, cols, k int, a, b *float32, ldb int, c *float32, ldc int, alpha, beta float32) {
-	wide := cols == 16
-	for rows > 0 {
-		n := 1
-		switch {
-		case rows >= 6:
-			n = 6
-			if wide {
-				gemm6x16AVX2(k, a, b, ldb, c, ldc, alpha, beta)
-			} else {
-				gemm6x8AVX2(k, a, b, ldb, c, ldc, alpha, beta)
-			}
-		case rows >= 4:
-			n = 4
-			if wide {
-				gemm4x16AVX2(k, a, b, ldb, c, ldc, alpha, beta)
-			} else {
-				gemm4x8AVX2(k, a, b, ldb, c, ldc, alpha, beta)
-			}
-		case rows >= 2:
-			n = 2
-			if wide {
-				gemm2x16AVX2(k, a, b, ldb, c, ldc, alpha, beta)
-			} else {
-				gemm2x8AVX2(k, a, b, ldb, c, ldc, alpha, beta)
-			}
-		case wide:
-			gemm1x16AVX2(k, a, b, ldb, c, ldc, alpha, beta)
-		default:
-			gemm1x8AVX2(k, a, b, ldb, c, ldc, alpha, beta)
-		}
-		if rows -= n; rows > 0 {
-			a, c = down(a, n), down(c, n*ldc)
-		}
-	}
+var rowsAVX2 = tiles{
+	1: {gemmRows1x16AVX2, gemmRows1x8AVX2},
+	2: {gemmRows2x16AVX2, gemmRows2x8AVX2},
+	3: {gemmRows3x16AVX2, gemmRows3x8AVX2},
+	4: {gemmRows4x16AVX2, gemmRows4x8AVX2},
+	5: {gemmRows5x16AVX2, gemmRows5x8AVX2},
+	6: {gemmRows6x16AVX2, gemmRows6x8AVX2},
 }
 
-// runRowsAVX2 is micro.runRows: a whole tile by one routine, a lower one in strips of 4, 2 and 1 rows.
-func runRowsAVX2(rows, cols, k int, a *float32, lda int, b *float32, ldb int, c *float32, ldc int, alpha, beta float32) {
-	wide := cols == 16
-	for rows > 0 {
-		n := 1
-		switch {
-		case rows >= 6:
-			n = 6
-			if wide {
-				gemmRows6x16AVX2(k, a, lda, b, ldb, c, ldc, alpha, beta)
-			} else {
-				gemmRows6x8AVX2(k, a, lda, b, ldb, c, ldc, alpha, beta)
-			}
-		case rows >= 4:
-			n = 4
-			if wide {
-				gemmRows4x16AVX2(k, a, lda, b, ldb, c, ldc, alpha, beta)
-			} else {
-				gemmRows4x8AVX2(k, a, lda, b, ldb, c, ldc, alpha, beta)
-			}
-		case rows >= 2:
-			n = 2
-			if wide {
-				gemmRows2x16AVX2(k, a, lda, b, ldb, c, ldc, alpha, beta)
-			} else {
-				gemmRows2x8AVX2(k, a, lda, b, ldb, c, ldc, alpha, beta)
-			}
-		case wide:
-			gemmRows1x16AVX2(k, a, lda, b, ldb, c, ldc, alpha, beta)
-		default:
-			gemmRows1x8AVX2(k, a, lda, b, ldb, c, ldc, alpha, beta)
-		}
-		if rows -= n; rows > 0 {
-			a, c = down(a, n*lda), down(c, n*ldc)
-		}
-	}
+var colsAVX2 = tiles{
+	1: {gemmCols1x16AVX2, gemmCols1x8AVX2},
+	2: {gemmCols2x16AVX2, gemmCols2x8AVX2},
+	3: {gemmCols3x16AVX2, gemmCols3x8AVX2},
+	4: {gemmCols4x16AVX2, gemmCols4x8AVX2},
+	5: {gemmCols5x16AVX2, gemmCols5x8AVX2},
+	6: {gemmCols6x16AVX2, gemmCols6x8AVX2},
 }
 
 func copyRowsAVX512(cols int, dst *float32, lddst int, src *float32, ldsrc int, rows int) {

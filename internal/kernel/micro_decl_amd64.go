@@ -7,13 +7,13 @@ package kernel
 // pause gives way to the other thread of the core for some dozen cycles.
 func pause()
 
-// gemm14x32AVX512 computes a tile of 14 x 32 values from a panel of A (14 values per step of k) and rows of B:
+// gemmCols14x32AVX512 computes a tile of 14 x 32 values from columns of A and rows of B:
 //
 //	for i := range 14 {
 //		for j := range 32 {
 //			var sum float32
 //			for p := range k {
-//				sum = fma(a[14*p+i], b[ldb*p+j], sum)
+//				sum = fma(a[lda*p+i], b[ldb*p+j], sum)
 //			}
 //			if beta == 0 {
 //				c[ldc*i+j] = alpha * sum
@@ -24,7 +24,7 @@ func pause()
 //	}
 //
 //go:noescape
-func gemm14x32AVX512(k int, a *float32, b *float32, ldb int, c *float32, ldc int, alpha float32, beta float32)
+func gemmCols14x32AVX512(k int, a *float32, lda int, b *float32, ldb int, c *float32, ldc int, alpha float32, beta float32)
 
 // gemmRows14x32AVX512 computes a tile of 14 x 32 values from rows of A and rows of B:
 //
@@ -45,13 +45,13 @@ func gemm14x32AVX512(k int, a *float32, b *float32, ldb int, c *float32, ldc int
 //go:noescape
 func gemmRows14x32AVX512(k int, a *float32, lda int, b *float32, ldb int, c *float32, ldc int, alpha float32, beta float32)
 
-// gemm8x32AVX512 computes a tile of 8 x 32 values from a panel of A (14 values per step of k) and rows of B:
+// gemmCols13x32AVX512 computes a tile of 13 x 32 values from columns of A and rows of B:
 //
-//	for i := range 8 {
+//	for i := range 13 {
 //		for j := range 32 {
 //			var sum float32
 //			for p := range k {
-//				sum = fma(a[14*p+i], b[ldb*p+j], sum)
+//				sum = fma(a[lda*p+i], b[ldb*p+j], sum)
 //			}
 //			if beta == 0 {
 //				c[ldc*i+j] = alpha * sum
@@ -62,7 +62,197 @@ func gemmRows14x32AVX512(k int, a *float32, lda int, b *float32, ldb int, c *flo
 //	}
 //
 //go:noescape
-func gemm8x32AVX512(k int, a *float32, b *float32, ldb int, c *float32, ldc int, alpha float32, beta float32)
+func gemmCols13x32AVX512(k int, a *float32, lda int, b *float32, ldb int, c *float32, ldc int, alpha float32, beta float32)
+
+// gemmRows13x32AVX512 computes a tile of 13 x 32 values from rows of A and rows of B:
+//
+//	for i := range 13 {
+//		for j := range 32 {
+//			var sum float32
+//			for p := range k {
+//				sum = fma(a[lda*i+p], b[ldb*p+j], sum)
+//			}
+//			if beta == 0 {
+//				c[ldc*i+j] = alpha * sum
+//			} else {
+//				c[ldc*i+j] = fma(alpha, sum, beta*c[ldc*i+j])
+//			}
+//		}
+//	}
+//
+//go:noescape
+func gemmRows13x32AVX512(k int, a *float32, lda int, b *float32, ldb int, c *float32, ldc int, alpha float32, beta float32)
+
+// gemmCols12x32AVX512 computes a tile of 12 x 32 values from columns of A and rows of B:
+//
+//	for i := range 12 {
+//		for j := range 32 {
+//			var sum float32
+//			for p := range k {
+//				sum = fma(a[lda*p+i], b[ldb*p+j], sum)
+//			}
+//			if beta == 0 {
+//				c[ldc*i+j] = alpha * sum
+//			} else {
+//				c[ldc*i+j] = fma(alpha, sum, beta*c[ldc*i+j])
+//			}
+//		}
+//	}
+//
+//go:noescape
+func gemmCols12x32AVX512(k int, a *float32, lda int, b *float32, ldb int, c *float32, ldc int, alpha float32, beta float32)
+
+// gemmRows12x32AVX512 computes a tile of 12 x 32 values from rows of A and rows of B:
+//
+//	for i := range 12 {
+//		for j := range 32 {
+//			var sum float32
+//			for p := range k {
+//				sum = fma(a[lda*i+p], b[ldb*p+j], sum)
+//			}
+//			if beta == 0 {
+//				c[ldc*i+j] = alpha * sum
+//			} else {
+//				c[ldc*i+j] = fma(alpha, sum, beta*c[ldc*i+j])
+//			}
+//		}
+//	}
+//
+//go:noescape
+func gemmRows12x32AVX512(k int, a *float32, lda int, b *float32, ldb int, c *float32, ldc int, alpha float32, beta float32)
+
+// gemmCols11x32AVX512 computes a tile of 11 x 32 values from columns of A and rows of B:
+//
+//	for i := range 11 {
+//		for j := range 32 {
+//			var sum float32
+//			for p := range k {
+//				sum = fma(a[lda*p+i], b[ldb*p+j], sum)
+//			}
+//			if beta == 0 {
+//				c[ldc*i+j] = alpha * sum
+//			} else {
+//				c[ldc*i+j] = fma(alpha, sum, beta*c[ldc*i+j])
+//			}
+//		}
+//	}
+//
+//go:noescape
+func gemmCols11x32AVX512(k int, a *float32, lda int, b *float32, ldb int, c *float32, ldc int, alpha float32, beta float32)
+
+// gemmRows11x32AVX512 computes a tile of 11 x 32 values from rows of A and rows of B:
+//
+//	for i := range 11 {
+//		for j := range 32 {
+//			var sum float32
+//			for p := range k {
+//				sum = fma(a[lda*i+p], b[ldb*p+j], sum)
+//			}
+//			if beta == 0 {
+//				c[ldc*i+j] = alpha * sum
+//			} else {
+//				c[ldc*i+j] = fma(alpha, sum, beta*c[ldc*i+j])
+//			}
+//		}
+//	}
+//
+//go:noescape
+func gemmRows11x32AVX512(k int, a *float32, lda int, b *float32, ldb int, c *float32, ldc int, alpha float32, beta float32)
+
+// gemmCols10x32AVX512 computes a tile of 10 x 32 values from columns of A and rows of B:
+//
+//	for i := range 10 {
+//		for j := range 32 {
+//			var sum float32
+//			for p := range k {
+//				sum = fma(a[lda*p+i], b[ldb*p+j], sum)
+//			}
+//			if beta == 0 {
+//				c[ldc*i+j] = alpha * sum
+//			} else {
+//				c[ldc*i+j] = fma(alpha, sum, beta*c[ldc*i+j])
+//			}
+//		}
+//	}
+//
+//go:noescape
+func gemmCols10x32AVX512(k int, a *float32, lda int, b *float32, ldb int, c *float32, ldc int, alpha float32, beta float32)
+
+// gemmRows10x32AVX512 computes a tile of 10 x 32 values from rows of A and rows of B:
+//
+//	for i := range 10 {
+//		for j := range 32 {
+//			var sum float32
+//			for p := range k {
+//				sum = fma(a[lda*i+p], b[ldb*p+j], sum)
+//			}
+//			if beta == 0 {
+//				c[ldc*i+j] = alpha * sum
+//			} else {
+//				c[ldc*i+j] = fma(alpha, sum, beta*c[ldc*i+j])
+//			}
+//		}
+//	}
+//
+//go:noescape
+func gemmRows10x32AVX512(k int, a *float32, lda int, b *float32, ldb int, c *float32, ldc int, alpha float32, beta float32)
+
+// gemmCols9x32AVX512 computes a tile of 9 x 32 values from columns of A and rows of B:
+//
+//	for i := range 9 {
+//		for j := range 32 {
+//			var sum float32
+//			for p := range k {
+//				sum = fma(a[lda*p+i], b[ldb*p+j], sum)
+//			}
+//			if beta == 0 {
+//				c[ldc*i+j] = alpha * sum
+//			} else {
+//				c[ldc*i+j] = fma(alpha, sum, beta*c[ldc*i+j])
+//			}
+//		}
+//	}
+//
+//go:noescape
+func gemmCols9x32AVX512(k int, a *float32, lda int, b *float32, ldb int, c *float32, ldc int, alpha float32, beta float32)
+
+// gemmRows9x32AVX512 computes a tile of 9 x 32 values from rows of A and rows of B:
+//
+//	for i := range 9 {
+//		for j := range 32 {
+//			var sum float32
+//			for p := range k {
+//				sum = fma(a[lda*i+p], b[ldb*p+j], sum)
+//			}
+//			if beta == 0 {
+//				c[ldc*i+j] = alpha * sum
+//			} else {
+//				c[ldc*i+j] = fma(alpha, sum, beta*c[ldc*i+j])
+//			}
+//		}
+//	}
+//
+//go:noescape
+func gemmRows9x32AVX512(k int, a *float32, lda int, b *float32, ldb int, c *float32, ldc int, alpha float32, beta float32)
+
+// gemmCols8x32AVX512 computes a tile of 8 x 32 values from columns of A and rows of B:
+//
+//	for i := range 8 {
+//		for j := range 32 {
+//			var sum float32
+//			for p := range k {
+//				sum = fma(a[lda*p+i], b[ldb*p+j], sum)
+//			}
+//			if beta == 0 {
+//				c[ldc*i+j] = alpha * sum
+//			} else {
+//				c[ldc*i+j] = fma(alpha, sum, beta*c[ldc*i+j])
+//			}
+//		}
+//	}
+//
+//go:noescape
+func gemmCols8x32AVX512(k int, a *float32, lda int, b *float32, ldb int, c *float32, ldc int, alpha float32, beta float32)
 
 // gemmRows8x32AVX512 computes a tile of 8 x 32 values from rows of A and rows of B:
 //
@@ -83,13 +273,13 @@ func gemm8x32AVX512(k int, a *float32, b *float32, ldb int, c *float32, ldc int,
 //go:noescape
 func gemmRows8x32AVX512(k int, a *float32, lda int, b *float32, ldb int, c *float32, ldc int, alpha float32, beta float32)
 
-// gemm4x32AVX512 computes a tile of 4 x 32 values from a panel of A (14 values per step of k) and rows of B:
+// gemmCols7x32AVX512 computes a tile of 7 x 32 values from columns of A and rows of B:
 //
-//	for i := range 4 {
+//	for i := range 7 {
 //		for j := range 32 {
 //			var sum float32
 //			for p := range k {
-//				sum = fma(a[14*p+i], b[ldb*p+j], sum)
+//				sum = fma(a[lda*p+i], b[ldb*p+j], sum)
 //			}
 //			if beta == 0 {
 //				c[ldc*i+j] = alpha * sum
@@ -100,7 +290,121 @@ func gemmRows8x32AVX512(k int, a *float32, lda int, b *float32, ldb int, c *floa
 //	}
 //
 //go:noescape
-func gemm4x32AVX512(k int, a *float32, b *float32, ldb int, c *float32, ldc int, alpha float32, beta float32)
+func gemmCols7x32AVX512(k int, a *float32, lda int, b *float32, ldb int, c *float32, ldc int, alpha float32, beta float32)
+
+// gemmRows7x32AVX512 computes a tile of 7 x 32 values from rows of A and rows of B:
+//
+//	for i := range 7 {
+//		for j := range 32 {
+//			var sum float32
+//			for p := range k {
+//				sum = fma(a[lda*i+p], b[ldb*p+j], sum)
+//			}
+//			if beta == 0 {
+//				c[ldc*i+j] = alpha * sum
+//			} else {
+//				c[ldc*i+j] = fma(alpha, sum, beta*c[ldc*i+j])
+//			}
+//		}
+//	}
+//
+//go:noescape
+func gemmRows7x32AVX512(k int, a *float32, lda int, b *float32, ldb int, c *float32, ldc int, alpha float32, beta float32)
+
+// gemmCols6x32AVX512 computes a tile of 6 x 32 values from columns of A and rows of B:
+//
+//	for i := range 6 {
+//		for j := range 32 {
+//			var sum float32
+//			for p := range k {
+//				sum = fma(a[lda*p+i], b[ldb*p+j], sum)
+//			}
+//			if beta == 0 {
+//				c[ldc*i+j] = alpha * sum
+//			} else {
+//				c[ldc*i+j] = fma(alpha, sum, beta*c[ldc*i+j])
+//			}
+//		}
+//	}
+//
+//go:noescape
+func gemmCols6x32AVX512(k int, a *float32, lda int, b *float32, ldb int, c *float32, ldc int, alpha float32, beta float32)
+
+// gemmRows6x32AVX512 computes a tile of 6 x 32 values from rows of A and rows of B:
+//
+//	for i := range 6 {
+//		for j := range 32 {
+//			var sum float32
+//			for p := range k {
+//				sum = fma(a[lda*i+p], b[ldb*p+j], sum)
+//			}
+//			if beta == 0 {
+//				c[ldc*i+j] = alpha * sum
+//			} else {
+//				c[ldc*i+j] = fma(alpha, sum, beta*c[ldc*i+j])
+//			}
+//		}
+//	}
+//
+//go:noescape
+func gemmRows6x32AVX512(k int, a *float32, lda int, b *float32, ldb int, c *float32, ldc int, alpha float32, beta float32)
+
+// gemmCols5x32AVX512 computes a tile of 5 x 32 values from columns of A and rows of B:
+//
+//	for i := range 5 {
+//		for j := range 32 {
+//			var sum float32
+//			for p := range k {
+//				sum = fma(a[lda*p+i], b[ldb*p+j], sum)
+//			}
+//			if beta == 0 {
+//				c[ldc*i+j] = alpha * sum
+//			} else {
+//				c[ldc*i+j] = fma(alpha, sum, beta*c[ldc*i+j])
+//			}
+//		}
+//	}
+//
+//go:noescape
+func gemmCols5x32AVX512(k int, a *float32, lda int, b *float32, ldb int, c *float32, ldc int, alpha float32, beta float32)
+
+// gemmRows5x32AVX512 computes a tile of 5 x 32 values from rows of A and rows of B:
+//
+//	for i := range 5 {
+//		for j := range 32 {
+//			var sum float32
+//			for p := range k {
+//				sum = fma(a[lda*i+p], b[ldb*p+j], sum)
+//			}
+//			if beta == 0 {
+//				c[ldc*i+j] = alpha * sum
+//			} else {
+//				c[ldc*i+j] = fma(alpha, sum, beta*c[ldc*i+j])
+//			}
+//		}
+//	}
+//
+//go:noescape
+func gemmRows5x32AVX512(k int, a *float32, lda int, b *float32, ldb int, c *float32, ldc int, alpha float32, beta float32)
+
+// gemmCols4x32AVX512 computes a tile of 4 x 32 values from columns of A and rows of B:
+//
+//	for i := range 4 {
+//		for j := range 32 {
+//			var sum float32
+//			for p := range k {
+//				sum = fma(a[lda*p+i], b[ldb*p+j], sum)
+//			}
+//			if beta == 0 {
+//				c[ldc*i+j] = alpha * sum
+//			} else {
+//				c[ldc*i+j] = fma(alpha, sum, beta*c[ldc*i+j])
+//			}
+//		}
+//	}
+//
+//go:noescape
+func gemmCols4x32AVX512(k int, a *float32, lda int, b *float32, ldb int, c *float32, ldc int, alpha float32, beta float32)
 
 // gemmRows4x32AVX512 computes a tile of 4 x 32 values from rows of A and rows of B:
 //
@@ -121,13 +425,13 @@ func gemm4x32AVX512(k int, a *float32, b *float32, ldb int, c *float32, ldc int,
 //go:noescape
 func gemmRows4x32AVX512(k int, a *float32, lda int, b *float32, ldb int, c *float32, ldc int, alpha float32, beta float32)
 
-// gemm2x32AVX512 computes a tile of 2 x 32 values from a panel of A (14 values per step of k) and rows of B:
+// gemmCols3x32AVX512 computes a tile of 3 x 32 values from columns of A and rows of B:
 //
-//	for i := range 2 {
+//	for i := range 3 {
 //		for j := range 32 {
 //			var sum float32
 //			for p := range k {
-//				sum = fma(a[14*p+i], b[ldb*p+j], sum)
+//				sum = fma(a[lda*p+i], b[ldb*p+j], sum)
 //			}
 //			if beta == 0 {
 //				c[ldc*i+j] = alpha * sum
@@ -138,7 +442,45 @@ func gemmRows4x32AVX512(k int, a *float32, lda int, b *float32, ldb int, c *floa
 //	}
 //
 //go:noescape
-func gemm2x32AVX512(k int, a *float32, b *float32, ldb int, c *float32, ldc int, alpha float32, beta float32)
+func gemmCols3x32AVX512(k int, a *float32, lda int, b *float32, ldb int, c *float32, ldc int, alpha float32, beta float32)
+
+// gemmRows3x32AVX512 computes a tile of 3 x 32 values from rows of A and rows of B:
+//
+//	for i := range 3 {
+//		for j := range 32 {
+//			var sum float32
+//			for p := range k {
+//				sum = fma(a[lda*i+p], b[ldb*p+j], sum)
+//			}
+//			if beta == 0 {
+//				c[ldc*i+j] = alpha * sum
+//			} else {
+//				c[ldc*i+j] = fma(alpha, sum, beta*c[ldc*i+j])
+//			}
+//		}
+//	}
+//
+//go:noescape
+func gemmRows3x32AVX512(k int, a *float32, lda int, b *float32, ldb int, c *float32, ldc int, alpha float32, beta float32)
+
+// gemmCols2x32AVX512 computes a tile of 2 x 32 values from columns of A and rows of B:
+//
+//	for i := range 2 {
+//		for j := range 32 {
+//			var sum float32
+//			for p := range k {
+//				sum = fma(a[lda*p+i], b[ldb*p+j], sum)
+//			}
+//			if beta == 0 {
+//				c[ldc*i+j] = alpha * sum
+//			} else {
+//				c[ldc*i+j] = fma(alpha, sum, beta*c[ldc*i+j])
+//			}
+//		}
+//	}
+//
+//go:noescape
+func gemmCols2x32AVX512(k int, a *float32, lda int, b *float32, ldb int, c *float32, ldc int, alpha float32, beta float32)
 
 // gemmRows2x32AVX512 computes a tile of 2 x 32 values from rows of A and rows of B:
 //
@@ -159,13 +501,13 @@ func gemm2x32AVX512(k int, a *float32, b *float32, ldb int, c *float32, ldc int,
 //go:noescape
 func gemmRows2x32AVX512(k int, a *float32, lda int, b *float32, ldb int, c *float32, ldc int, alpha float32, beta float32)
 
-// gemm1x32AVX512 computes a tile of 1 x 32 values from a panel of A (14 values per step of k) and rows of B:
+// gemmCols1x32AVX512 computes a tile of 1 x 32 values from columns of A and rows of B:
 //
 //	for i := range 1 {
 //		for j := range 32 {
 //			var sum float32
 //			for p := range k {
-//				sum = fma(a[14*p+i], b[ldb*p+j], sum)
+//				sum = fma(a[lda*p+i], b[ldb*p+j], sum)
 //			}
 //			if beta == 0 {
 //				c[ldc*i+j] = alpha * sum
@@ -176,7 +518,7 @@ func gemmRows2x32AVX512(k int, a *float32, lda int, b *float32, ldb int, c *floa
 //	}
 //
 //go:noescape
-func gemm1x32AVX512(k int, a *float32, b *float32, ldb int, c *float32, ldc int, alpha float32, beta float32)
+func gemmCols1x32AVX512(k int, a *float32, lda int, b *float32, ldb int, c *float32, ldc int, alpha float32, beta float32)
 
 // gemmRows1x32AVX512 computes a tile of 1 x 32 values from rows of A and rows of B:
 //
@@ -197,13 +539,13 @@ func gemm1x32AVX512(k int, a *float32, b *float32, ldb int, c *float32, ldc int,
 //go:noescape
 func gemmRows1x32AVX512(k int, a *float32, lda int, b *float32, ldb int, c *float32, ldc int, alpha float32, beta float32)
 
-// gemm14x16AVX512 computes a tile of 14 x 16 values from a panel of A (14 values per step of k) and rows of B:
+// gemmCols14x16AVX512 computes a tile of 14 x 16 values from columns of A and rows of B:
 //
 //	for i := range 14 {
 //		for j := range 16 {
 //			var sum float32
 //			for p := range k {
-//				sum = fma(a[14*p+i], b[ldb*p+j], sum)
+//				sum = fma(a[lda*p+i], b[ldb*p+j], sum)
 //			}
 //			if beta == 0 {
 //				c[ldc*i+j] = alpha * sum
@@ -214,7 +556,7 @@ func gemmRows1x32AVX512(k int, a *float32, lda int, b *float32, ldb int, c *floa
 //	}
 //
 //go:noescape
-func gemm14x16AVX512(k int, a *float32, b *float32, ldb int, c *float32, ldc int, alpha float32, beta float32)
+func gemmCols14x16AVX512(k int, a *float32, lda int, b *float32, ldb int, c *float32, ldc int, alpha float32, beta float32)
 
 // gemmRows14x16AVX512 computes a tile of 14 x 16 values from rows of A and rows of B:
 //
@@ -235,13 +577,13 @@ func gemm14x16AVX512(k int, a *float32, b *float32, ldb int, c *float32, ldc int
 //go:noescape
 func gemmRows14x16AVX512(k int, a *float32, lda int, b *float32, ldb int, c *float32, ldc int, alpha float32, beta float32)
 
-// gemm8x16AVX512 computes a tile of 8 x 16 values from a panel of A (14 values per step of k) and rows of B:
+// gemmCols13x16AVX512 computes a tile of 13 x 16 values from columns of A and rows of B:
 //
-//	for i := range 8 {
+//	for i := range 13 {
 //		for j := range 16 {
 //			var sum float32
 //			for p := range k {
-//				sum = fma(a[14*p+i], b[ldb*p+j], sum)
+//				sum = fma(a[lda*p+i], b[ldb*p+j], sum)
 //			}
 //			if beta == 0 {
 //				c[ldc*i+j] = alpha * sum
@@ -252,7 +594,197 @@ func gemmRows14x16AVX512(k int, a *float32, lda int, b *float32, ldb int, c *flo
 //	}
 //
 //go:noescape
-func gemm8x16AVX512(k int, a *float32, b *float32, ldb int, c *float32, ldc int, alpha float32, beta float32)
+func gemmCols13x16AVX512(k int, a *float32, lda int, b *float32, ldb int, c *float32, ldc int, alpha float32, beta float32)
+
+// gemmRows13x16AVX512 computes a tile of 13 x 16 values from rows of A and rows of B:
+//
+//	for i := range 13 {
+//		for j := range 16 {
+//			var sum float32
+//			for p := range k {
+//				sum = fma(a[lda*i+p], b[ldb*p+j], sum)
+//			}
+//			if beta == 0 {
+//				c[ldc*i+j] = alpha * sum
+//			} else {
+//				c[ldc*i+j] = fma(alpha, sum, beta*c[ldc*i+j])
+//			}
+//		}
+//	}
+//
+//go:noescape
+func gemmRows13x16AVX512(k int, a *float32, lda int, b *float32, ldb int, c *float32, ldc int, alpha float32, beta float32)
+
+// gemmCols12x16AVX512 computes a tile of 12 x 16 values from columns of A and rows of B:
+//
+//	for i := range 12 {
+//		for j := range 16 {
+//			var sum float32
+//			for p := range k {
+//				sum = fma(a[lda*p+i], b[ldb*p+j], sum)
+//			}
+//			if beta == 0 {
+//				c[ldc*i+j] = alpha * sum
+//			} else {
+//				c[ldc*i+j] = fma(alpha, sum, beta*c[ldc*i+j])
+//			}
+//		}
+//	}
+//
+//go:noescape
+func gemmCols12x16AVX512(k int, a *float32, lda int, b *float32, ldb int, c *float32, ldc int, alpha float32, beta float32)
+
+// gemmRows12x16AVX512 computes a tile of 12 x 16 values from rows of A and rows of B:
+//
+//	for i := range 12 {
+//		for j := range 16 {
+//			var sum float32
+//			for p := range k {
+//				sum = fma(a[lda*i+p], b[ldb*p+j], sum)
+//			}
+//			if beta == 0 {
+//				c[ldc*i+j] = alpha * sum
+//			} else {
+//				c[ldc*i+j] = fma(alpha, sum, beta*c[ldc*i+j])
+//			}
+//		}
+//	}
+//
+//go:noescape
+func gemmRows12x16AVX512(k int, a *float32, lda int, b *float32, ldb int, c *float32, ldc int, alpha float32, beta float32)
+
+// gemmCols11x16AVX512 computes a tile of 11 x 16 values from columns of A and rows of B:
+//
+//	for i := range 11 {
+//		for j := range 16 {
+//			var sum float32
+//			for p := range k {
+//				sum = fma(a[lda*p+i], b[ldb*p+j], sum)
+//			}
+//			if beta == 0 {
+//				c[ldc*i+j] = alpha * sum
+//			} else {
+//				c[ldc*i+j] = fma(alpha, sum, beta*c[ldc*i+j])
+//			}
+//		}
+//	}
+//
+//go:noescape
+func gemmCols11x16AVX512(k int, a *float32, lda int, b *float32, ldb int, c *float32, ldc int, alpha float32, beta float32)
+
+// gemmRows11x16AVX512 computes a tile of 11 x 16 values from rows of A and rows of B:
+//
+//	for i := range 11 {
+//		for j := range 16 {
+//			var sum float32
+//			for p := range k {
+//				sum = fma(a[lda*i+p], b[ldb*p+j], sum)
+//			}
+//			if beta == 0 {
+//				c[ldc*i+j] = alpha * sum
+//			} else {
+//				c[ldc*i+j] = fma(alpha, sum, beta*c[ldc*i+j])
+//			}
+//		}
+//	}
+//
+//go:noescape
+func gemmRows11x16AVX512(k int, a *float32, lda int, b *float32, ldb int, c *float32, ldc int, alpha float32, beta float32)
+
+// gemmCols10x16AVX512 computes a tile of 10 x 16 values from columns of A and rows of B:
+//
+//	for i := range 10 {
+//		for j := range 16 {
+//			var sum float32
+//			for p := range k {
+//				sum = fma(a[lda*p+i], b[ldb*p+j], sum)
+//			}
+//			if beta == 0 {
+//				c[ldc*i+j] = alpha * sum
+//			} else {
+//				c[ldc*i+j] = fma(alpha, sum, beta*c[ldc*i+j])
+//			}
+//		}
+//	}
+//
+//go:noescape
+func gemmCols10x16AVX512(k int, a *float32, lda int, b *float32, ldb int, c *float32, ldc int, alpha float32, beta float32)
+
+// gemmRows10x16AVX512 computes a tile of 10 x 16 values from rows of A and rows of B:
+//
+//	for i := range 10 {
+//		for j := range 16 {
+//			var sum float32
+//			for p := range k {
+//				sum = fma(a[lda*i+p], b[ldb*p+j], sum)
+//			}
+//			if beta == 0 {
+//				c[ldc*i+j] = alpha * sum
+//			} else {
+//				c[ldc*i+j] = fma(alpha, sum, beta*c[ldc*i+j])
+//			}
+//		}
+//	}
+//
+//go:noescape
+func gemmRows10x16AVX512(k int, a *float32, lda int, b *float32, ldb int, c *float32, ldc int, alpha float32, beta float32)
+
+// gemmCols9x16AVX512 computes a tile of 9 x 16 values from columns of A and rows of B:
+//
+//	for i := range 9 {
+//		for j := range 16 {
+//			var sum float32
+//			for p := range k {
+//				sum = fma(a[lda*p+i], b[ldb*p+j], sum)
+//			}
+//			if beta == 0 {
+//				c[ldc*i+j] = alpha * sum
+//			} else {
+//				c[ldc*i+j] = fma(alpha, sum, beta*c[ldc*i+j])
+//			}
+//		}
+//	}
+//
+//go:noescape
+func gemmCols9x16AVX512(k int, a *float32, lda int, b *float32, ldb int, c *float32, ldc int, alpha float32, beta float32)
+
+// gemmRows9x16AVX512 computes a tile of 9 x 16 values from rows of A and rows of B:
+//
+//	for i := range 9 {
+//		for j := range 16 {
+//			var sum float32
+//			for p := range k {
+//				sum = fma(a[lda*i+p], b[ldb*p+j], sum)
+//			}
+//			if beta == 0 {
+//				c[ldc*i+j] = alpha * sum
+//			} else {
+//				c[ldc*i+j] = fma(alpha, sum, beta*c[ldc*i+j])
+//			}
+//		}
+//	}
+//
+//go:noescape
+func gemmRows9x16AVX512(k int, a *float32, lda int, b *float32, ldb int, c *float32, ldc int, alpha float32, beta float32)
+
+// gemmCols8x16AVX512 computes a tile of 8 x 16 values from columns of A and rows of B:
+//
+//	for i := range 8 {
+//		for j := range 16 {
+//			var sum float32
+//			for p := range k {
+//				sum = fma(a[lda*p+i], b[ldb*p+j], sum)
+//			}
+//			if beta == 0 {
+//				c[ldc*i+j] = alpha * sum
+//			} else {
+//				c[ldc*i+j] = fma(alpha, sum, beta*c[ldc*i+j])
+//			}
+//		}
+//	}
+//
+//go:noescape
+func gemmCols8x16AVX512(k int, a *float32, lda int, b *float32, ldb int, c *float32, ldc int, alpha float32, beta float32)
 
 // gemmRows8x16AVX512 computes a tile of 8 x 16 values from rows of A and rows of B:
 //
@@ -273,13 +805,13 @@ func gemm8x16AVX512(k int, a *float32, b *float32, ldb int, c *float32, ldc int,
 //go:noescape
 func gemmRows8x16AVX512(k int, a *float32, lda int, b *float32, ldb int, c *float32, ldc int, alpha float32, beta float32)
 
-// gemm4x16AVX512 computes a tile of 4 x 16 values from a panel of A (14 values per step of k) and rows of B:
+// gemmCols7x16AVX512 computes a tile of 7 x 16 values from columns of A and rows of B:
 //
-//	for i := range 4 {
+//	for i := range 7 {
 //		for j := range 16 {
 //			var sum float32
 //			for p := range k {
-//				sum = fma(a[14*p+i], b[ldb*p+j], sum)
+//				sum = fma(a[lda*p+i], b[ldb*p+j], sum)
 //			}
 //			if beta == 0 {
 //				c[ldc*i+j] = alpha * sum
@@ -290,7 +822,121 @@ func gemmRows8x16AVX512(k int, a *float32, lda int, b *float32, ldb int, c *floa
 //	}
 //
 //go:noescape
-func gemm4x16AVX512(k int, a *float32, b *float32, ldb int, c *float32, ldc int, alpha float32, beta float32)
+func gemmCols7x16AVX512(k int, a *float32, lda int, b *float32, ldb int, c *float32, ldc int, alpha float32, beta float32)
+
+// gemmRows7x16AVX512 computes a tile of 7 x 16 values from rows of A and rows of B:
+//
+//	for i := range 7 {
+//		for j := range 16 {
+//			var sum float32
+//			for p := range k {
+//				sum = fma(a[lda*i+p], b[ldb*p+j], sum)
+//			}
+//			if beta == 0 {
+//				c[ldc*i+j] = alpha * sum
+//			} else {
+//				c[ldc*i+j] = fma(alpha, sum, beta*c[ldc*i+j])
+//			}
+//		}
+//	}
+//
+//go:noescape
+func gemmRows7x16AVX512(k int, a *float32, lda int, b *float32, ldb int, c *float32, ldc int, alpha float32, beta float32)
+
+// gemmCols6x16AVX512 computes a tile of 6 x 16 values from columns of A and rows of B:
+//
+//	for i := range 6 {
+//		for j := range 16 {
+//			var sum float32
+//			for p := range k {
+//				sum = fma(a[lda*p+i], b[ldb*p+j], sum)
+//			}
+//			if beta == 0 {
+//				c[ldc*i+j] = alpha * sum
+//			} else {
+//				c[ldc*i+j] = fma(alpha, sum, beta*c[ldc*i+j])
+//			}
+//		}
+//	}
+//
+//go:noescape
+func gemmCols6x16AVX512(k int, a *float32, lda int, b *float32, ldb int, c *float32, ldc int, alpha float32, beta float32)
+
+// gemmRows6x16AVX512 computes a tile of 6 x 16 values from rows of A and rows of B:
+//
+//	for i := range 6 {
+//		for j := range 16 {
+//			var sum float32
+//			for p := range k {
+//				sum = fma(a[lda*i+p], b[ldb*p+j], sum)
+//			}
+//			if beta == 0 {
+//				c[ldc*i+j] = alpha * sum
+//			} else {
+//				c[ldc*i+j] = fma(alpha, sum, beta*c[ldc*i+j])
+//			}
+//		}
+//	}
+//
+//go:noescape
+func gemmRows6x16AVX512(k int, a *float32, lda int, b *float32, ldb int, c *float32, ldc int, alpha float32, beta float32)
+
+// gemmCols5x16AVX512 computes a tile of 5 x 16 values from columns of A and rows of B:
+//
+//	for i := range 5 {
+//		for j := range 16 {
+//			var sum float32
+//			for p := range k {
+//				sum = fma(a[lda*p+i], b[ldb*p+j], sum)
+//			}
+//			if beta == 0 {
+//				c[ldc*i+j] = alpha * sum
+//			} else {
+//				c[ldc*i+j] = fma(alpha, sum, beta*c[ldc*i+j])
+//			}
+//		}
+//	}
+//
+//go:noescape
+func gemmCols5x16AVX512(k int, a *float32, lda int, b *float32, ldb int, c *float32, ldc int, alpha float32, beta float32)
+
+// gemmRows5x16AVX512 computes a tile of 5 x 16 values from rows of A and rows of B:
+//
+//	for i := range 5 {
+//		for j := range 16 {
+//			var sum float32
+//			for p := range k {
+//				sum = fma(a[lda*i+p], b[ldb*p+j], sum)
+//			}
+//			if beta == 0 {
+//				c[ldc*i+j] = alpha * sum
+//			} else {
+//				c[ldc*i+j] = fma(alpha, sum, beta*c[ldc*i+j])
+//			}
+//		}
+//	}
+//
+//go:noescape
+func gemmRows5x16AVX512(k int, a *float32, lda int, b *float32, ldb int, c *float32, ldc int, alpha float32, beta float32)
+
+// gemmCols4x16AVX512 computes a tile of 4 x 16 values from columns of A and rows of B:
+//
+//	for i := range 4 {
+//		for j := range 16 {
+//			var sum float32
+//			for p := range k {
+//				sum = fma(a[lda*p+i], b[ldb*p+j], sum)
+//			}
+//			if beta == 0 {
+//				c[ldc*i+j] = alpha * sum
+//			} else {
+//				c[ldc*i+j] = fma(alpha, sum, beta*c[ldc*i+j])
+//			}
+//		}
+//	}
+//
+//go:noescape
+func gemmCols4x16AVX512(k int, a *float32, lda int, b *float32, ldb int, c *float32, ldc int, alpha float32, beta float32)
 
 // gemmRows4x16AVX512 computes a tile of 4 x 16 values from rows of A and rows of B:
 //
@@ -311,13 +957,13 @@ func gemm4x16AVX512(k int, a *float32, b *float32, ldb int, c *float32, ldc int,
 //go:noescape
 func gemmRows4x16AVX512(k int, a *float32, lda int, b *float32, ldb int, c *float32, ldc int, alpha float32, beta float32)
 
-// gemm2x16AVX512 computes a tile of 2 x 16 values from a panel of A (14 values per step of k) and rows of B:
+// gemmCols3x16AVX512 computes a tile of 3 x 16 values from columns of A and rows of B:
 //
-//	for i := range 2 {
+//	for i := range 3 {
 //		for j := range 16 {
 //			var sum float32
 //			for p := range k {
-//				sum = fma(a[14*p+i], b[ldb*p+j], sum)
+//				sum = fma(a[lda*p+i], b[ldb*p+j], sum)
 //			}
 //			if beta == 0 {
 //				c[ldc*i+j] = alpha * sum
@@ -328,7 +974,45 @@ func gemmRows4x16AVX512(k int, a *float32, lda int, b *float32, ldb int, c *floa
 //	}
 //
 //go:noescape
-func gemm2x16AVX512(k int, a *float32, b *float32, ldb int, c *float32, ldc int, alpha float32, beta float32)
+func gemmCols3x16AVX512(k int, a *float32, lda int, b *float32, ldb int, c *float32, ldc int, alpha float32, beta float32)
+
+// gemmRows3x16AVX512 computes a tile of 3 x 16 values from rows of A and rows of B:
+//
+//	for i := range 3 {
+//		for j := range 16 {
+//			var sum float32
+//			for p := range k {
+//				sum = fma(a[lda*i+p], b[ldb*p+j], sum)
+//			}
+//			if beta == 0 {
+//				c[ldc*i+j] = alpha * sum
+//			} else {
+//				c[ldc*i+j] = fma(alpha, sum, beta*c[ldc*i+j])
+//			}
+//		}
+//	}
+//
+//go:noescape
+func gemmRows3x16AVX512(k int, a *float32, lda int, b *float32, ldb int, c *float32, ldc int, alpha float32, beta float32)
+
+// gemmCols2x16AVX512 computes a tile of 2 x 16 values from columns of A and rows of B:
+//
+//	for i := range 2 {
+//		for j := range 16 {
+//			var sum float32
+//			for p := range k {
+//				sum = fma(a[lda*p+i], b[ldb*p+j], sum)
+//			}
+//			if beta == 0 {
+//				c[ldc*i+j] = alpha * sum
+//			} else {
+//				c[ldc*i+j] = fma(alpha, sum, beta*c[ldc*i+j])
+//			}
+//		}
+//	}
+//
+//go:noescape
+func gemmCols2x16AVX512(k int, a *float32, lda int, b *float32, ldb int, c *float32, ldc int, alpha float32, beta float32)
 
 // gemmRows2x16AVX512 computes a tile of 2 x 16 values from rows of A and rows of B:
 //
@@ -349,13 +1033,13 @@ func gemm2x16AVX512(k int, a *float32, b *float32, ldb int, c *float32, ldc int,
 //go:noescape
 func gemmRows2x16AVX512(k int, a *float32, lda int, b *float32, ldb int, c *float32, ldc int, alpha float32, beta float32)
 
-// gemm1x16AVX512 computes a tile of 1 x 16 values from a panel of A (14 values per step of k) and rows of B:
+// gemmCols1x16AVX512 computes a tile of 1 x 16 values from columns of A and rows of B:
 //
 //	for i := range 1 {
 //		for j := range 16 {
 //			var sum float32
 //			for p := range k {
-//				sum = fma(a[14*p+i], b[ldb*p+j], sum)
+//				sum = fma(a[lda*p+i], b[ldb*p+j], sum)
 //			}
 //			if beta == 0 {
 //				c[ldc*i+j] = alpha * sum
@@ -366,7 +1050,7 @@ func gemmRows2x16AVX512(k int, a *float32, lda int, b *float32, ldb int, c *floa
 //	}
 //
 //go:noescape
-func gemm1x16AVX512(k int, a *float32, b *float32, ldb int, c *float32, ldc int, alpha float32, beta float32)
+func gemmCols1x16AVX512(k int, a *float32, lda int, b *float32, ldb int, c *float32, ldc int, alpha float32, beta float32)
 
 // gemmRows1x16AVX512 computes a tile of 1 x 16 values from rows of A and rows of B:
 //
@@ -447,6 +1131,54 @@ func expAVX512(dst *float32, src *float32, factor float32, shift float32, sums *
 //go:noescape
 func maxAVX512(tops *float32, src *float32, vectors int)
 
+// maxRowsAVX512 works on rows of at least one vector:
+//
+//	for r := range rows {
+//		for i := range lanes * vectors {
+//			tops[r] = max(tops[r], src[ld*r+i]) // NaN is passed over
+//		}
+//	}
+//
+//go:noescape
+func maxRowsAVX512(tops *float32, src *float32, ld int, rows int, vectors int)
+
+// expRowsAVX512 works on rows of at least one vector:
+//
+//	for r := range rows {
+//		var sum [lanes]float32
+//		for i := range lanes * vectors {
+//			x[ld*r+i] = exp(x[ld*r+i] - shift[r]) // the difference must be less than 88, or NaN
+//			sum[i%lanes] += x[ld*r+i]
+//		}
+//		sums[r] = the upper half of sum added to the lower until one is left
+//	}
+//
+//go:noescape
+func expRowsAVX512(sums *float32, x *float32, shift *float32, ld int, rows int, vectors int)
+
+// gradRowsAVX512 works on rows of at least one vector:
+//
+//	for r := range rows {
+//		for i := range lanes * vectors {
+//			p[ld*r+i] = exp(p[ld*r+i] - lse[r]) // the difference must be less than 88, or NaN
+//			ds[ld*r+i] = p[ld*r+i] * (ds[ld*r+i] - d[r])
+//		}
+//	}
+//
+//go:noescape
+func gradRowsAVX512(p *float32, ds *float32, lse *float32, d *float32, ld int, rows int, vectors int)
+
+// scaleRowsAVX512 works on rows of at least one vector:
+//
+//	for r := range rows {
+//		for i := range lanes * vectors {
+//			dst[lddst*r+i] = factors[r] * src[ldsrc*r+i]
+//		}
+//	}
+//
+//go:noescape
+func scaleRowsAVX512(dst *float32, lddst int, src *float32, ldsrc int, factors *float32, rows int, vectors int)
+
 // swiGLUAVX512 works on whole vectors:
 //
 //	for i := range lanes * vectors {
@@ -479,6 +1211,21 @@ func swiGLUGradAVX512(dgate *float32, dup *float32, dy *float32, gate *float32, 
 //
 //go:noescape
 func adamWAVX512(scalars *float32, w *float32, grad *float32, m *float32, v *float32, vectors int)
+
+// adamWBF16AVX512 works on whole vectors:
+//
+//	gradScale, beta1, rest1, beta2, rest2 := scalars[0], scalars[1], scalars[2], scalars[3], scalars[4]
+//	correct1, correct2, eps, lr, decay := scalars[5], scalars[6], scalars[7], scalars[8], scalars[9]
+//	for i := range lanes * vectors {
+//		x := grad[i] * gradScale
+//		mi := beta1*FromBF16(m[i]) + rest1*x
+//		vi := beta2*FromBF16(v[i]) + rest2*(x*x)
+//		m[i], v[i] = ToBF16(mi), ToBF16(vi)
+//		w[i] -= lr * (mi*correct1/(sqrt(vi*correct2)+eps) + decay*w[i])
+//	}
+//
+//go:noescape
+func adamWBF16AVX512(scalars *float32, w *float32, grad *float32, m *uint16, v *uint16, vectors int)
 
 // addAVX512 works on whole vectors:
 //
@@ -515,15 +1262,6 @@ func scaledAVX512(dst *float32, a float32, src *float32, vectors int)
 //
 //go:noescape
 func finiteAVX512(sums *float32, src *float32, vectors int)
-
-// dSoftmaxAVX512 works on whole vectors:
-//
-//	for i := range lanes * vectors {
-//		ds[i] = p[i] * (ds[i] - d)
-//	}
-//
-//go:noescape
-func dSoftmaxAVX512(ds *float32, p *float32, d float32, vectors int)
 
 // rmsNormAVX512 works on whole vectors:
 //
@@ -571,13 +1309,13 @@ func dotAVX512(sums *float64, x *float32, y *float32, blocks int)
 //go:noescape
 func dotWeightedAVX512(sums *float64, x *float32, y *float32, gain *float32, blocks int)
 
-// gemm6x16AVX2 computes a tile of 6 x 16 values from a panel of A (6 values per step of k) and rows of B:
+// gemmCols6x16AVX2 computes a tile of 6 x 16 values from columns of A and rows of B:
 //
 //	for i := range 6 {
 //		for j := range 16 {
 //			var sum float32
 //			for p := range k {
-//				sum = fma(a[6*p+i], b[ldb*p+j], sum)
+//				sum = fma(a[lda*p+i], b[ldb*p+j], sum)
 //			}
 //			if beta == 0 {
 //				c[ldc*i+j] = alpha * sum
@@ -588,7 +1326,7 @@ func dotWeightedAVX512(sums *float64, x *float32, y *float32, gain *float32, blo
 //	}
 //
 //go:noescape
-func gemm6x16AVX2(k int, a *float32, b *float32, ldb int, c *float32, ldc int, alpha float32, beta float32)
+func gemmCols6x16AVX2(k int, a *float32, lda int, b *float32, ldb int, c *float32, ldc int, alpha float32, beta float32)
 
 // gemmRows6x16AVX2 computes a tile of 6 x 16 values from rows of A and rows of B:
 //
@@ -609,13 +1347,13 @@ func gemm6x16AVX2(k int, a *float32, b *float32, ldb int, c *float32, ldc int, a
 //go:noescape
 func gemmRows6x16AVX2(k int, a *float32, lda int, b *float32, ldb int, c *float32, ldc int, alpha float32, beta float32)
 
-// gemm4x16AVX2 computes a tile of 4 x 16 values from a panel of A (6 values per step of k) and rows of B:
+// gemmCols5x16AVX2 computes a tile of 5 x 16 values from columns of A and rows of B:
 //
-//	for i := range 4 {
+//	for i := range 5 {
 //		for j := range 16 {
 //			var sum float32
 //			for p := range k {
-//				sum = fma(a[6*p+i], b[ldb*p+j], sum)
+//				sum = fma(a[lda*p+i], b[ldb*p+j], sum)
 //			}
 //			if beta == 0 {
 //				c[ldc*i+j] = alpha * sum
@@ -626,7 +1364,45 @@ func gemmRows6x16AVX2(k int, a *float32, lda int, b *float32, ldb int, c *float3
 //	}
 //
 //go:noescape
-func gemm4x16AVX2(k int, a *float32, b *float32, ldb int, c *float32, ldc int, alpha float32, beta float32)
+func gemmCols5x16AVX2(k int, a *float32, lda int, b *float32, ldb int, c *float32, ldc int, alpha float32, beta float32)
+
+// gemmRows5x16AVX2 computes a tile of 5 x 16 values from rows of A and rows of B:
+//
+//	for i := range 5 {
+//		for j := range 16 {
+//			var sum float32
+//			for p := range k {
+//				sum = fma(a[lda*i+p], b[ldb*p+j], sum)
+//			}
+//			if beta == 0 {
+//				c[ldc*i+j] = alpha * sum
+//			} else {
+//				c[ldc*i+j] = fma(alpha, sum, beta*c[ldc*i+j])
+//			}
+//		}
+//	}
+//
+//go:noescape
+func gemmRows5x16AVX2(k int, a *float32, lda int, b *float32, ldb int, c *float32, ldc int, alpha float32, beta float32)
+
+// gemmCols4x16AVX2 computes a tile of 4 x 16 values from columns of A and rows of B:
+//
+//	for i := range 4 {
+//		for j := range 16 {
+//			var sum float32
+//			for p := range k {
+//				sum = fma(a[lda*p+i], b[ldb*p+j], sum)
+//			}
+//			if beta == 0 {
+//				c[ldc*i+j] = alpha * sum
+//			} else {
+//				c[ldc*i+j] = fma(alpha, sum, beta*c[ldc*i+j])
+//			}
+//		}
+//	}
+//
+//go:noescape
+func gemmCols4x16AVX2(k int, a *float32, lda int, b *float32, ldb int, c *float32, ldc int, alpha float32, beta float32)
 
 // gemmRows4x16AVX2 computes a tile of 4 x 16 values from rows of A and rows of B:
 //
@@ -647,13 +1423,13 @@ func gemm4x16AVX2(k int, a *float32, b *float32, ldb int, c *float32, ldc int, a
 //go:noescape
 func gemmRows4x16AVX2(k int, a *float32, lda int, b *float32, ldb int, c *float32, ldc int, alpha float32, beta float32)
 
-// gemm2x16AVX2 computes a tile of 2 x 16 values from a panel of A (6 values per step of k) and rows of B:
+// gemmCols3x16AVX2 computes a tile of 3 x 16 values from columns of A and rows of B:
 //
-//	for i := range 2 {
+//	for i := range 3 {
 //		for j := range 16 {
 //			var sum float32
 //			for p := range k {
-//				sum = fma(a[6*p+i], b[ldb*p+j], sum)
+//				sum = fma(a[lda*p+i], b[ldb*p+j], sum)
 //			}
 //			if beta == 0 {
 //				c[ldc*i+j] = alpha * sum
@@ -664,7 +1440,45 @@ func gemmRows4x16AVX2(k int, a *float32, lda int, b *float32, ldb int, c *float3
 //	}
 //
 //go:noescape
-func gemm2x16AVX2(k int, a *float32, b *float32, ldb int, c *float32, ldc int, alpha float32, beta float32)
+func gemmCols3x16AVX2(k int, a *float32, lda int, b *float32, ldb int, c *float32, ldc int, alpha float32, beta float32)
+
+// gemmRows3x16AVX2 computes a tile of 3 x 16 values from rows of A and rows of B:
+//
+//	for i := range 3 {
+//		for j := range 16 {
+//			var sum float32
+//			for p := range k {
+//				sum = fma(a[lda*i+p], b[ldb*p+j], sum)
+//			}
+//			if beta == 0 {
+//				c[ldc*i+j] = alpha * sum
+//			} else {
+//				c[ldc*i+j] = fma(alpha, sum, beta*c[ldc*i+j])
+//			}
+//		}
+//	}
+//
+//go:noescape
+func gemmRows3x16AVX2(k int, a *float32, lda int, b *float32, ldb int, c *float32, ldc int, alpha float32, beta float32)
+
+// gemmCols2x16AVX2 computes a tile of 2 x 16 values from columns of A and rows of B:
+//
+//	for i := range 2 {
+//		for j := range 16 {
+//			var sum float32
+//			for p := range k {
+//				sum = fma(a[lda*p+i], b[ldb*p+j], sum)
+//			}
+//			if beta == 0 {
+//				c[ldc*i+j] = alpha * sum
+//			} else {
+//				c[ldc*i+j] = fma(alpha, sum, beta*c[ldc*i+j])
+//			}
+//		}
+//	}
+//
+//go:noescape
+func gemmCols2x16AVX2(k int, a *float32, lda int, b *float32, ldb int, c *float32, ldc int, alpha float32, beta float32)
 
 // gemmRows2x16AVX2 computes a tile of 2 x 16 values from rows of A and rows of B:
 //
@@ -685,13 +1499,13 @@ func gemm2x16AVX2(k int, a *float32, b *float32, ldb int, c *float32, ldc int, a
 //go:noescape
 func gemmRows2x16AVX2(k int, a *float32, lda int, b *float32, ldb int, c *float32, ldc int, alpha float32, beta float32)
 
-// gemm1x16AVX2 computes a tile of 1 x 16 values from a panel of A (6 values per step of k) and rows of B:
+// gemmCols1x16AVX2 computes a tile of 1 x 16 values from columns of A and rows of B:
 //
 //	for i := range 1 {
 //		for j := range 16 {
 //			var sum float32
 //			for p := range k {
-//				sum = fma(a[6*p+i], b[ldb*p+j], sum)
+//				sum = fma(a[lda*p+i], b[ldb*p+j], sum)
 //			}
 //			if beta == 0 {
 //				c[ldc*i+j] = alpha * sum
@@ -702,7 +1516,7 @@ func gemmRows2x16AVX2(k int, a *float32, lda int, b *float32, ldb int, c *float3
 //	}
 //
 //go:noescape
-func gemm1x16AVX2(k int, a *float32, b *float32, ldb int, c *float32, ldc int, alpha float32, beta float32)
+func gemmCols1x16AVX2(k int, a *float32, lda int, b *float32, ldb int, c *float32, ldc int, alpha float32, beta float32)
 
 // gemmRows1x16AVX2 computes a tile of 1 x 16 values from rows of A and rows of B:
 //
@@ -723,13 +1537,13 @@ func gemm1x16AVX2(k int, a *float32, b *float32, ldb int, c *float32, ldc int, a
 //go:noescape
 func gemmRows1x16AVX2(k int, a *float32, lda int, b *float32, ldb int, c *float32, ldc int, alpha float32, beta float32)
 
-// gemm6x8AVX2 computes a tile of 6 x 8 values from a panel of A (6 values per step of k) and rows of B:
+// gemmCols6x8AVX2 computes a tile of 6 x 8 values from columns of A and rows of B:
 //
 //	for i := range 6 {
 //		for j := range 8 {
 //			var sum float32
 //			for p := range k {
-//				sum = fma(a[6*p+i], b[ldb*p+j], sum)
+//				sum = fma(a[lda*p+i], b[ldb*p+j], sum)
 //			}
 //			if beta == 0 {
 //				c[ldc*i+j] = alpha * sum
@@ -740,7 +1554,7 @@ func gemmRows1x16AVX2(k int, a *float32, lda int, b *float32, ldb int, c *float3
 //	}
 //
 //go:noescape
-func gemm6x8AVX2(k int, a *float32, b *float32, ldb int, c *float32, ldc int, alpha float32, beta float32)
+func gemmCols6x8AVX2(k int, a *float32, lda int, b *float32, ldb int, c *float32, ldc int, alpha float32, beta float32)
 
 // gemmRows6x8AVX2 computes a tile of 6 x 8 values from rows of A and rows of B:
 //
@@ -761,13 +1575,13 @@ func gemm6x8AVX2(k int, a *float32, b *float32, ldb int, c *float32, ldc int, al
 //go:noescape
 func gemmRows6x8AVX2(k int, a *float32, lda int, b *float32, ldb int, c *float32, ldc int, alpha float32, beta float32)
 
-// gemm4x8AVX2 computes a tile of 4 x 8 values from a panel of A (6 values per step of k) and rows of B:
+// gemmCols5x8AVX2 computes a tile of 5 x 8 values from columns of A and rows of B:
 //
-//	for i := range 4 {
+//	for i := range 5 {
 //		for j := range 8 {
 //			var sum float32
 //			for p := range k {
-//				sum = fma(a[6*p+i], b[ldb*p+j], sum)
+//				sum = fma(a[lda*p+i], b[ldb*p+j], sum)
 //			}
 //			if beta == 0 {
 //				c[ldc*i+j] = alpha * sum
@@ -778,7 +1592,45 @@ func gemmRows6x8AVX2(k int, a *float32, lda int, b *float32, ldb int, c *float32
 //	}
 //
 //go:noescape
-func gemm4x8AVX2(k int, a *float32, b *float32, ldb int, c *float32, ldc int, alpha float32, beta float32)
+func gemmCols5x8AVX2(k int, a *float32, lda int, b *float32, ldb int, c *float32, ldc int, alpha float32, beta float32)
+
+// gemmRows5x8AVX2 computes a tile of 5 x 8 values from rows of A and rows of B:
+//
+//	for i := range 5 {
+//		for j := range 8 {
+//			var sum float32
+//			for p := range k {
+//				sum = fma(a[lda*i+p], b[ldb*p+j], sum)
+//			}
+//			if beta == 0 {
+//				c[ldc*i+j] = alpha * sum
+//			} else {
+//				c[ldc*i+j] = fma(alpha, sum, beta*c[ldc*i+j])
+//			}
+//		}
+//	}
+//
+//go:noescape
+func gemmRows5x8AVX2(k int, a *float32, lda int, b *float32, ldb int, c *float32, ldc int, alpha float32, beta float32)
+
+// gemmCols4x8AVX2 computes a tile of 4 x 8 values from columns of A and rows of B:
+//
+//	for i := range 4 {
+//		for j := range 8 {
+//			var sum float32
+//			for p := range k {
+//				sum = fma(a[lda*p+i], b[ldb*p+j], sum)
+//			}
+//			if beta == 0 {
+//				c[ldc*i+j] = alpha * sum
+//			} else {
+//				c[ldc*i+j] = fma(alpha, sum, beta*c[ldc*i+j])
+//			}
+//		}
+//	}
+//
+//go:noescape
+func gemmCols4x8AVX2(k int, a *float32, lda int, b *float32, ldb int, c *float32, ldc int, alpha float32, beta float32)
 
 // gemmRows4x8AVX2 computes a tile of 4 x 8 values from rows of A and rows of B:
 //
@@ -799,13 +1651,13 @@ func gemm4x8AVX2(k int, a *float32, b *float32, ldb int, c *float32, ldc int, al
 //go:noescape
 func gemmRows4x8AVX2(k int, a *float32, lda int, b *float32, ldb int, c *float32, ldc int, alpha float32, beta float32)
 
-// gemm2x8AVX2 computes a tile of 2 x 8 values from a panel of A (6 values per step of k) and rows of B:
+// gemmCols3x8AVX2 computes a tile of 3 x 8 values from columns of A and rows of B:
 //
-//	for i := range 2 {
+//	for i := range 3 {
 //		for j := range 8 {
 //			var sum float32
 //			for p := range k {
-//				sum = fma(a[6*p+i], b[ldb*p+j], sum)
+//				sum = fma(a[lda*p+i], b[ldb*p+j], sum)
 //			}
 //			if beta == 0 {
 //				c[ldc*i+j] = alpha * sum
@@ -816,7 +1668,45 @@ func gemmRows4x8AVX2(k int, a *float32, lda int, b *float32, ldb int, c *float32
 //	}
 //
 //go:noescape
-func gemm2x8AVX2(k int, a *float32, b *float32, ldb int, c *float32, ldc int, alpha float32, beta float32)
+func gemmCols3x8AVX2(k int, a *float32, lda int, b *float32, ldb int, c *float32, ldc int, alpha float32, beta float32)
+
+// gemmRows3x8AVX2 computes a tile of 3 x 8 values from rows of A and rows of B:
+//
+//	for i := range 3 {
+//		for j := range 8 {
+//			var sum float32
+//			for p := range k {
+//				sum = fma(a[lda*i+p], b[ldb*p+j], sum)
+//			}
+//			if beta == 0 {
+//				c[ldc*i+j] = alpha * sum
+//			} else {
+//				c[ldc*i+j] = fma(alpha, sum, beta*c[ldc*i+j])
+//			}
+//		}
+//	}
+//
+//go:noescape
+func gemmRows3x8AVX2(k int, a *float32, lda int, b *float32, ldb int, c *float32, ldc int, alpha float32, beta float32)
+
+// gemmCols2x8AVX2 computes a tile of 2 x 8 values from columns of A and rows of B:
+//
+//	for i := range 2 {
+//		for j := range 8 {
+//			var sum float32
+//			for p := range k {
+//				sum = fma(a[lda*p+i], b[ldb*p+j], sum)
+//			}
+//			if beta == 0 {
+//				c[ldc*i+j] = alpha * sum
+//			} else {
+//				c[ldc*i+j] = fma(alpha, sum, beta*c[ldc*i+j])
+//			}
+//		}
+//	}
+//
+//go:noescape
+func gemmCols2x8AVX2(k int, a *float32, lda int, b *float32, ldb int, c *float32, ldc int, alpha float32, beta float32)
 
 // gemmRows2x8AVX2 computes a tile of 2 x 8 values from rows of A and rows of B:
 //
@@ -837,13 +1727,13 @@ func gemm2x8AVX2(k int, a *float32, b *float32, ldb int, c *float32, ldc int, al
 //go:noescape
 func gemmRows2x8AVX2(k int, a *float32, lda int, b *float32, ldb int, c *float32, ldc int, alpha float32, beta float32)
 
-// gemm1x8AVX2 computes a tile of 1 x 8 values from a panel of A (6 values per step of k) and rows of B:
+// gemmCols1x8AVX2 computes a tile of 1 x 8 values from columns of A and rows of B:
 //
 //	for i := range 1 {
 //		for j := range 8 {
 //			var sum float32
 //			for p := range k {
-//				sum = fma(a[6*p+i], b[ldb*p+j], sum)
+//				sum = fma(a[lda*p+i], b[ldb*p+j], sum)
 //			}
 //			if beta == 0 {
 //				c[ldc*i+j] = alpha * sum
@@ -854,7 +1744,7 @@ func gemmRows2x8AVX2(k int, a *float32, lda int, b *float32, ldb int, c *float32
 //	}
 //
 //go:noescape
-func gemm1x8AVX2(k int, a *float32, b *float32, ldb int, c *float32, ldc int, alpha float32, beta float32)
+func gemmCols1x8AVX2(k int, a *float32, lda int, b *float32, ldb int, c *float32, ldc int, alpha float32, beta float32)
 
 // gemmRows1x8AVX2 computes a tile of 1 x 8 values from rows of A and rows of B:
 //
@@ -935,6 +1825,54 @@ func expAVX2(dst *float32, src *float32, factor float32, shift float32, sums *fl
 //go:noescape
 func maxAVX2(tops *float32, src *float32, vectors int)
 
+// maxRowsAVX2 works on rows of at least one vector:
+//
+//	for r := range rows {
+//		for i := range lanes * vectors {
+//			tops[r] = max(tops[r], src[ld*r+i]) // NaN is passed over
+//		}
+//	}
+//
+//go:noescape
+func maxRowsAVX2(tops *float32, src *float32, ld int, rows int, vectors int)
+
+// expRowsAVX2 works on rows of at least one vector:
+//
+//	for r := range rows {
+//		var sum [lanes]float32
+//		for i := range lanes * vectors {
+//			x[ld*r+i] = exp(x[ld*r+i] - shift[r]) // the difference must be less than 88, or NaN
+//			sum[i%lanes] += x[ld*r+i]
+//		}
+//		sums[r] = the upper half of sum added to the lower until one is left
+//	}
+//
+//go:noescape
+func expRowsAVX2(sums *float32, x *float32, shift *float32, ld int, rows int, vectors int)
+
+// gradRowsAVX2 works on rows of at least one vector:
+//
+//	for r := range rows {
+//		for i := range lanes * vectors {
+//			p[ld*r+i] = exp(p[ld*r+i] - lse[r]) // the difference must be less than 88, or NaN
+//			ds[ld*r+i] = p[ld*r+i] * (ds[ld*r+i] - d[r])
+//		}
+//	}
+//
+//go:noescape
+func gradRowsAVX2(p *float32, ds *float32, lse *float32, d *float32, ld int, rows int, vectors int)
+
+// scaleRowsAVX2 works on rows of at least one vector:
+//
+//	for r := range rows {
+//		for i := range lanes * vectors {
+//			dst[lddst*r+i] = factors[r] * src[ldsrc*r+i]
+//		}
+//	}
+//
+//go:noescape
+func scaleRowsAVX2(dst *float32, lddst int, src *float32, ldsrc int, factors *float32, rows int, vectors int)
+
 // swiGLUAVX2 works on whole vectors:
 //
 //	for i := range lanes * vectors {
@@ -967,6 +1905,21 @@ func swiGLUGradAVX2(dgate *float32, dup *float32, dy *float32, gate *float32, up
 //
 //go:noescape
 func adamWAVX2(scalars *float32, w *float32, grad *float32, m *float32, v *float32, vectors int)
+
+// adamWBF16AVX2 works on whole vectors:
+//
+//	gradScale, beta1, rest1, beta2, rest2 := scalars[0], scalars[1], scalars[2], scalars[3], scalars[4]
+//	correct1, correct2, eps, lr, decay := scalars[5], scalars[6], scalars[7], scalars[8], scalars[9]
+//	for i := range lanes * vectors {
+//		x := grad[i] * gradScale
+//		mi := beta1*FromBF16(m[i]) + rest1*x
+//		vi := beta2*FromBF16(v[i]) + rest2*(x*x)
+//		m[i], v[i] = ToBF16(mi), ToBF16(vi)
+//		w[i] -= lr * (mi*correct1/(sqrt(vi*correct2)+eps) + decay*w[i])
+//	}
+//
+//go:noescape
+func adamWBF16AVX2(scalars *float32, w *float32, grad *float32, m *uint16, v *uint16, vectors int)
 
 // addAVX2 works on whole vectors:
 //
@@ -1003,15 +1956,6 @@ func scaledAVX2(dst *float32, a float32, src *float32, vectors int)
 //
 //go:noescape
 func finiteAVX2(sums *float32, src *float32, vectors int)
-
-// dSoftmaxAVX2 works on whole vectors:
-//
-//	for i := range lanes * vectors {
-//		ds[i] = p[i] * (ds[i] - d)
-//	}
-//
-//go:noescape
-func dSoftmaxAVX2(ds *float32, p *float32, d float32, vectors int)
 
 // rmsNormAVX2 works on whole vectors:
 //

@@ -11,21 +11,39 @@ const (
 var portable = impl{
 	name: "portable",
 	micro: &micro{
-		rows:  portableRows,
-		cols:  portableCols,
-		lanes: portableCols,
-		run:   runPortable,
-		peak:  peakPortable,
+		rows:      portableRows,
+		cols:      portableCols,
+		lanes:     portableCols,
+		byRows:    portableTiles(func(lda int) (rowStep, step int) { return lda, 1 }),
+		byCols:    portableTiles(func(lda int) (rowStep, step int) { return 1, lda }),
+		runScaled: runScaledPortable,
+		peak:      peakPortable,
 	},
 }
 
-// runPortable is micro.run in plain Go. A tile at the lower edge is computed whole and stored in part: the surplus rows
-// of a panel hold whatever was there before.
-func runPortable(rows, _, k int, a, b *float32, ldb int, c *float32, ldc int, alpha, beta float32) {
+// portableTiles makes routines of the body below; steps says how far elements of A lie apart.
+func portableTiles(steps func(lda int) (rowStep, step int)) *tiles {
+	list := new(tiles)
+	for rows := 1; rows <= portableRows; rows++ {
+		list[rows][0] = func(k int, a *float32, lda int, b *float32, ldb int, c *float32, ldc int, alpha, beta float32) {
+			rowStep, step := steps(lda)
+			tilePortable(rows, k, a, rowStep, step, b, ldb, c, ldc, alpha, beta)
+		}
+	}
+	return list
+}
+
+// tilePortable is a tile in plain Go: element (i,p) of A is a[rowStep*i+step*p].
+func tilePortable(rows, k int, a *float32, rowStep, step int, b *float32, ldb int, c *float32, ldc int, alpha, beta float32) {
 	var sum [portableRows][portableCols]float32
-	// Two rows at a time: eight sums, four values of B and one of A are in use at once.
+	// Two rows at a time: eight sums, four values of B and two of A are in use at once.
 	for i := 0; i < rows; i += 2 {
-		portablePair(&sum[i], &sum[i+1], k, (*[2]float32)(unsafe.Add(unsafe.Pointer(a), 4*i)), (*[portableCols]float32)(unsafe.Pointer(b)), ldb)
+		a0 := (*float32)(unsafe.Add(unsafe.Pointer(a), 4*i*rowStep))
+		a1 := a0 // the last row of an odd number is computed twice
+		if i+1 < rows {
+			a1 = (*float32)(unsafe.Add(unsafe.Pointer(a0), 4*rowStep))
+		}
+		portablePair(&sum[i], &sum[i+1], k, a0, a1, step, (*[portableCols]float32)(unsafe.Pointer(b)), ldb)
 	}
 	for i := range rows {
 		row := unsafe.Slice((*float32)(unsafe.Add(unsafe.Pointer(c), 4*i*ldc)), portableCols)
@@ -39,25 +57,25 @@ func runPortable(rows, _, k int, a, b *float32, ldb int, c *float32, ldc int, al
 	}
 }
 
-// portablePair computes two rows of a tile. Pointers step through the panels because bounds checks would cost as much as
-// the arithmetic; the last step is left out so that none ever points past its panel.
-func portablePair(r0, r1 *[portableCols]float32, k int, a *[2]float32, b *[portableCols]float32, ldb int) {
+// portablePair computes two rows of a tile. Pointers step through the operands because bounds checks would cost as much
+// as the arithmetic; the last step is left out so that none ever points past its matrix.
+func portablePair(r0, r1 *[portableCols]float32, k int, a0, a1 *float32, step int, b *[portableCols]float32, ldb int) {
 	var s00, s01, s02, s03, s10, s11, s12, s13 float32
 	for {
-		a0, a1 := a[0], a[1]
+		x0, x1 := *a0, *a1
 		b0, b1, b2, b3 := b[0], b[1], b[2], b[3]
-		s00 += a0 * b0
-		s01 += a0 * b1
-		s02 += a0 * b2
-		s03 += a0 * b3
-		s10 += a1 * b0
-		s11 += a1 * b1
-		s12 += a1 * b2
-		s13 += a1 * b3
+		s00 += x0 * b0
+		s01 += x0 * b1
+		s02 += x0 * b2
+		s03 += x0 * b3
+		s10 += x1 * b0
+		s11 += x1 * b1
+		s12 += x1 * b2
+		s13 += x1 * b3
 		if k--; k == 0 {
 			break
 		}
-		a = (*[2]float32)(unsafe.Add(unsafe.Pointer(a), 4*portableRows))
+		a0, a1 = (*float32)(unsafe.Add(unsafe.Pointer(a0), 4*step)), (*float32)(unsafe.Add(unsafe.Pointer(a1), 4*step))
 		b = (*[portableCols]float32)(unsafe.Add(unsafe.Pointer(b), 4*ldb))
 	}
 	*r0, *r1 = [portableCols]float32{s00, s01, s02, s03}, [portableCols]float32{s10, s11, s12, s13}

@@ -8,14 +8,14 @@ const packSlack = 16
 
 // workspace is the packing scratch of one running product.
 //
-// A block of A is stored as panels of micro.rows rows, column after column: a[panel][p][i]. A block of B is stored as
+// A block of A is stored as panels of a tile's rows, column after column: a[panel][p][i]. A block of B is stored as
 // panels of micro.cols columns, row after row: b[panel][p][j]. A panel that the matrix does not fill keeps its size;
 // what stands in the surplus rows of A is never read, the surplus columns of B are zero.
 type workspace struct {
-	a    []float32
-	b    []float32
-	tile []float32 // a tile of C at the right edge
-	edge []float32 // rows that do not fill a vector, copied next to zero rows for the transposing copy
+	a        []float32
+	b        []float32
+	edgeTile []float32 // a tile of C at the right edge
+	edge     []float32 // rows that do not fill a vector, copied next to zero rows for the transposing copy
 }
 
 var workspaces struct {
@@ -33,10 +33,10 @@ func borrowWorkspace() *workspace {
 	}
 	workspaces.Unlock()
 	return &workspace{
-		a:    make([]float32, blockM*blockK+packSlack),
-		b:    make([]float32, blockN*blockK+packSlack),
-		tile: make([]float32, maxTileRows*maxTileCols),
-		edge: make([]float32, maxLanes*blockK),
+		a:        make([]float32, blockM*blockK+packSlack),
+		b:        make([]float32, blockN*blockK+packSlack),
+		edgeTile: make([]float32, maxTileRows*maxTileCols),
+		edge:     make([]float32, maxLanes*blockK),
 	}
 }
 
@@ -50,14 +50,14 @@ func (w *workspace) giveBack() {
 // in the first level of the TLB while the panels pass over them.
 const packRows = 32
 
-// packA copies rows i0..i1 of op(A), columns k0..k1, into panels.
+// packA copies rows i0..i1 of op(A), columns k0..k1, into panels of the block's tile height.
 func (w *workspace) packA(t *micro, p *product, k0, k1, i0, i1 int) {
-	depth := k1 - k0
+	depth, height := k1-k0, t.tileHeight(i1-i0)
 	// A panel may be filled from more rows than it holds as long as the matrix has them (p.m-i): the surplus of a column
 	// is overwritten by the next.
 	if p.layout != TN {
-		for i := i0; i < i1; i += t.rows {
-			w.transposePanel(t, w.a[(i-i0)*depth:], t.rows, p.a[i*p.lda+k0:], p.lda, min(t.rows, i1-i), p.m-i, depth)
+		for i := i0; i < i1; i += height {
+			w.transposePanel(t, w.a[(i-i0)*depth:], height, p.a[i*p.lda+k0:], p.lda, min(height, i1-i), p.m-i, depth)
 		}
 		return
 	}
@@ -65,36 +65,54 @@ func (w *workspace) packA(t *micro, p *product, k0, k1, i0, i1 int) {
 	last := depth - 1
 	for from := 0; from < last; from += packRows {
 		rows := min(packRows, last-from)
-		for i := i0; i < i1; i += t.rows {
-			copyPanel(t, w.a[(i-i0)*depth+from*t.rows:], t.rows, p.a[(k0+from)*p.lda+i:], p.lda, min(t.rows, i1-i), p.m-i, rows)
+		for i := i0; i < i1; i += height {
+			copyPanel(t, w.a[(i-i0)*depth+from*height:], height, p.a[(k0+from)*p.lda+i:], p.lda, min(height, i1-i), p.m-i, rows)
 		}
 	}
-	for i := i0; i < i1; i += t.rows {
-		rows := min(t.rows, i1-i)
-		copy(w.a[(i-i0)*depth+last*t.rows:][:rows], p.a[(k0+last)*p.lda+i:])
+	for i := i0; i < i1; i += height {
+		rows := min(height, i1-i)
+		copy(w.a[(i-i0)*depth+last*height:][:rows], p.a[(k0+last)*p.lda+i:])
 	}
 }
 
 // packB copies columns j0..j1 of op(B), rows k0..k1, into panels.
 func (w *workspace) packB(t *micro, p *product, k0, k1, j0, j1 int) {
-	depth := k1 - k0
-	if last := (j1 - j0) % t.cols; last > 0 {
-		clear(w.b[(j1-j0-last)*depth:][:t.cols*depth])
+	if p.layout == NT {
+		w.packTransposed(t, w.b, p.b[j0*p.ldb+k0:], p.ldb, j1-j0, p.n-j0, k1-k0)
+	} else {
+		packColumns(t, w.b, p.b[k0*p.ldb+j0:], p.ldb, j1-j0, p.n-j0, k1-k0)
 	}
-	if p.layout != NT {
-		for from := 0; from < depth; from += packRows {
-			rows := min(packRows, depth-from)
-			for j := j0; j < j1; j += t.cols {
-				copyPanel(t, w.b[(j-j0)*depth+from*t.cols:], t.cols, p.b[(k0+from)*p.ldb+j:], p.ldb, min(t.cols, j1-j), p.n-j, rows)
-			}
+}
+
+// packColumns copies cols columns of depth rows of src into panels of a B block. have is the number of columns the
+// source really has, at least cols.
+func packColumns(t *micro, dst, src []float32, ld, cols, have, depth int) {
+	clearSurplus(t, dst, cols, depth)
+	for from := 0; from < depth; from += packRows {
+		rows := min(packRows, depth-from)
+		for j := 0; j < cols; j += t.cols {
+			copyPanel(t, dst[j*depth+from*t.cols:], t.cols, src[from*ld+j:], ld, min(t.cols, cols-j), have-j, rows)
 		}
-		return
 	}
-	for j := j0; j < j1; j += t.cols {
-		dst, cols := w.b[(j-j0)*depth:], min(t.cols, j1-j)
-		for at := 0; at < cols; at += t.lanes {
-			w.transposePanel(t, dst[at:], t.cols, p.b[(j+at)*p.ldb+k0:], p.ldb, min(t.lanes, cols-at), p.n-j-at, depth)
+}
+
+// packTransposed copies rows rows of src, depth values each, into the columns of panels of a B block. have is the number
+// of rows the source really has, at least rows.
+func (w *workspace) packTransposed(t *micro, dst, src []float32, ld, rows, have, depth int) {
+	clearSurplus(t, dst, rows, depth)
+	for from := 0; from < depth; from += blockK {
+		part := min(blockK, depth-from)
+		for j := 0; j < rows; j += t.lanes { // a panel is a whole number of lanes wide
+			panel := dst[j/t.cols*t.cols*depth+from*t.cols+j%t.cols:]
+			w.transposePanel(t, panel, t.cols, src[j*ld+from:], ld, min(t.lanes, rows-j), have-j, part)
 		}
+	}
+}
+
+// clearSurplus clears the last panel of a B block if its columns do not fill it.
+func clearSurplus(t *micro, dst []float32, cols, depth int) {
+	if last := cols % t.cols; last > 0 {
+		clear(dst[(cols-last)*depth:][:t.cols*depth])
 	}
 }
 

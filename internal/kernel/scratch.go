@@ -17,9 +17,12 @@ var scratches struct {
 	free [64][]*scratch // by class: buffers of 2^class values
 }
 
+// scratchClass returns the smallest class whose buffers have n values.
+func scratchClass(n int) int { return bits.Len(uint(max(n, 1) - 1)) }
+
 // borrowScratch returns a buffer of at least n values of any content.
 func borrowScratch(n int) *scratch {
-	class := bits.Len(uint(max(n, 1) - 1))
+	class := scratchClass(n)
 	scratches.Lock()
 	list := scratches.free[class]
 	if last := len(list) - 1; last >= 0 {

@@ -136,3 +136,61 @@ func expShifted(dst, src []float32, shift float32) float64 {
 	}
 	return sum
 }
+
+// maxRows raises tops[r] to the largest of width values of row r of x, NaN passed over. Like expRows and gradRows it
+// works on whole vectors, so rows must have room for them.
+func maxRows(tops, x []float32, ld, width int) {
+	if l := active.Load().vectors; l != scalar {
+		maxRowsVectors(l, &tops[0], &x[0], ld, len(tops), (width+int(l)-1)/int(l))
+		return
+	}
+	for r := range tops {
+		for _, v := range x[r*ld : r*ld+width] {
+			if v > tops[r] {
+				tops[r] = v
+			}
+		}
+	}
+}
+
+// expRows sets row r of x, width values, to exp(x-shift[r]) and sums[r] to its sum. x must be less than shift[r]+88, or
+// NaN.
+func expRows(sums, x, shift []float32, ld, width int) {
+	if l := active.Load().vectors; l != scalar {
+		expRowsVectors(l, &sums[0], &x[0], &shift[0], ld, len(sums), (width+int(l)-1)/int(l))
+		return
+	}
+	for r := range sums {
+		sums[r] = float32(expShifted(x[r*ld:r*ld+width], x[r*ld:r*ld+width], shift[r]))
+	}
+}
+
+// gradRows sets row r of p, width values, to exp(p-lse[r]) and then that of ds to p*(ds-d[r]). p must be less than
+// lse[r]+88, or NaN.
+func gradRows(p, ds, lse, d []float32, ld, width int) {
+	if l := active.Load().vectors; l != scalar {
+		gradRowsVectors(l, &p[0], &ds[0], &lse[0], &d[0], ld, len(lse), (width+int(l)-1)/int(l))
+		return
+	}
+	for r := range lse {
+		row := p[r*ld : r*ld+width]
+		expShifted(row, row, lse[r])
+		for i, v := range row {
+			ds[r*ld+i] = v * (ds[r*ld+i] - d[r])
+		}
+	}
+}
+
+// timesRows sets row r of dst, cols values, to factors[r] times that of src; dst may be src.
+func timesRows(dst []float32, lddst int, src []float32, ldsrc int, factors []float32, cols int) {
+	done := 0
+	if l := active.Load().vectors; l != scalar && cols >= int(l) {
+		done = cols / int(l) * int(l)
+		scaleRowsVectors(l, &dst[0], lddst, &src[0], ldsrc, &factors[0], len(factors), done/int(l))
+	}
+	for r, f := range factors {
+		for j := done; j < cols; j++ {
+			dst[r*lddst+j] = f * src[r*ldsrc+j]
+		}
+	}
+}

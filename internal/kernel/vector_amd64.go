@@ -45,6 +45,14 @@ func adamWVectors(l lanes, scalars, w, g, m, v *float32, vectors int) {
 	}
 }
 
+func adamWBF16Vectors(l lanes, scalars, w, g *float32, m, v *uint16, vectors int) {
+	if l == lanes16 {
+		adamWBF16AVX512(scalars, w, g, m, v, vectors)
+	} else {
+		adamWBF16AVX2(scalars, w, g, m, v, vectors)
+	}
+}
+
 func addVectors(l lanes, dst, src *float32, vectors int) {
 	if l == lanes16 {
 		addAVX512(dst, src, vectors)
@@ -77,11 +85,35 @@ func finiteVectors(l lanes, sums, src *float32, vectors int) {
 	}
 }
 
-func dSoftmaxVectors(l lanes, ds, p *float32, d float32, vectors int) {
+func maxRowsVectors(l lanes, tops, x *float32, ld, rows, vectors int) {
 	if l == lanes16 {
-		dSoftmaxAVX512(ds, p, d, vectors)
+		maxRowsAVX512(tops, x, ld, rows, vectors)
 	} else {
-		dSoftmaxAVX2(ds, p, d, vectors)
+		maxRowsAVX2(tops, x, ld, rows, vectors)
+	}
+}
+
+func expRowsVectors(l lanes, sums, x, shift *float32, ld, rows, vectors int) {
+	if l == lanes16 {
+		expRowsAVX512(sums, x, shift, ld, rows, vectors)
+	} else {
+		expRowsAVX2(sums, x, shift, ld, rows, vectors)
+	}
+}
+
+func gradRowsVectors(l lanes, p, ds, lse, d *float32, ld, rows, vectors int) {
+	if l == lanes16 {
+		gradRowsAVX512(p, ds, lse, d, ld, rows, vectors)
+	} else {
+		gradRowsAVX2(p, ds, lse, d, ld, rows, vectors)
+	}
+}
+
+func scaleRowsVectors(l lanes, dst *float32, lddst int, src *float32, ldsrc int, factors *float32, rows, vectors int) {
+	if l == lanes16 {
+		scaleRowsAVX512(dst, lddst, src, ldsrc, factors, rows, vectors)
+	} else {
+		scaleRowsAVX2(dst, lddst, src, ldsrc, factors, rows, vectors)
 	}
 }
 

@@ -9,11 +9,15 @@ func maxVectors(lanes, *float32, *float32, int)                                 
 func swiGLUVectors(lanes, *float32, *float32, *float32, int)                         {}
 func swiGLUGradVectors(lanes, *float32, *float32, *float32, *float32, *float32, int) {}
 func adamWVectors(lanes, *float32, *float32, *float32, *float32, *float32, int)      {}
+func adamWBF16Vectors(lanes, *float32, *float32, *float32, *uint16, *uint16, int)    {}
 func addVectors(lanes, *float32, *float32, int)                                      {}
 func axpyVectors(lanes, *float32, float32, *float32, int)                            {}
 func scaledVectors(lanes, *float32, float32, *float32, int)                          {}
 func finiteVectors(lanes, *float32, *float32, int)                                   {}
-func dSoftmaxVectors(lanes, *float32, *float32, float32, int)                        {}
+func maxRowsVectors(lanes, *float32, *float32, int, int, int)                        {}
+func expRowsVectors(lanes, *float32, *float32, *float32, int, int, int)              {}
+func scaleRowsVectors(lanes, *float32, int, *float32, int, *float32, int, int)       {}
+func gradRowsVectors(lanes, *float32, *float32, *float32, *float32, int, int, int)   {}
 func rmsNormVectors(lanes, *float32, *float32, *float32, float32, int)               {}
 func rmsNormGradVectors(lanes, *float32, *float32, *float32, *float32, *float32, float32, float32, int) {
 }

@@ -3,6 +3,7 @@ package kernel
 import (
 	"fmt"
 	"math"
+	"math/rand/v2"
 	"testing"
 )
 
@@ -106,6 +107,81 @@ func TestExpElementsIndependent(t *testing.T) {
 			}
 			if got := expShifted(make([]float32, 200+more), longer, 0.5); got != sum {
 				t.Errorf("sum with %d zeros behind is %v, want %v", more, got, sum)
+			}
+		}
+	})
+}
+
+// The routines for rows of a block of scores, on rows with gaps and whole vectors of values, against float64.
+func TestRows(t *testing.T) {
+	eachImpl(t, func(t *testing.T) {
+		l := max(int(active.Load().vectors), 1)
+		for _, rows := range []int{1, 2, 5, maxTileRows} {
+			for _, width := range []int{max(l, 2), 2 * l, 7 * l} {
+				name := fmt.Sprintf("%d rows of %d", rows, width)
+				r := rand.New(rand.NewPCG(uint64(rows), uint64(width)))
+				block := func() guarded {
+					return newGuarded(rows, width, width+l+3, func() float32 { return float32(3 * r.NormFloat64()) })
+				}
+				column := func(f func() float32) guarded { return newGuarded(1, rows, rows, f) }
+				inf := func() float32 { return float32(math.Inf(-1)) }
+
+				x, tops, sums, f := block(), column(inf), column(inf), column(func() float32 { return float32(r.NormFloat64()) })
+				x.data()[0] = float32(math.NaN())
+				x.data()[(rows-1)*x.ld+width-1] = 50
+				tops.data()[rows/2] = 40
+				maxRows(tops.data(), x.data(), x.ld, width)
+				for i := range rows {
+					want := float32(math.Inf(-1))
+					if i == rows/2 {
+						want = 40
+					}
+					for _, v := range x.data()[i*x.ld : i*x.ld+width] {
+						if v > want {
+							want = v
+						}
+					}
+					if got := tops.data()[i]; got != want {
+						t.Fatalf("%s: largest of row %d is %v, want %v", name, i, got, want)
+					}
+				}
+
+				x.data()[0] = float32(math.Inf(-1))
+				e, shift := x.clone(), tops
+				expRows(sums.data(), e.data(), shift.data(), e.ld, width)
+				p, ds, d := x.clone(), block(), column(func() float32 { return float32(r.NormFloat64()) })
+				before := ds.clone()
+				gradRows(p.data(), ds.data(), shift.data(), d.data(), p.ld, width)
+				sameBits(t, name+": p", p.buf, e.buf)
+				y := newGuarded(rows, width+1, width+2, func() float32 { return 7 })
+				wide := newGuarded(rows, width+1, width+9, func() float32 { return float32(r.NormFloat64()) })
+				timesRows(y.data(), y.ld, wide.data(), wide.ld, f.data(), width+1)
+				for i := range rows {
+					var sum float64
+					for j := range width {
+						exact := math.Exp(float64(x.data()[i*x.ld+j]) - float64(shift.data()[i]))
+						got := float64(e.data()[i*e.ld+j])
+						if !(math.Abs(got-exact) <= 4e-6*exact) { // the difference is rounded, up to 50
+							t.Fatalf("%s: exp of %d,%d is %v, want %v", name, i, j, got, exact)
+						}
+						sum += got
+						want := e.data()[i*e.ld+j] * (before.data()[i*ds.ld+j] - d.data()[i])
+						if got := ds.data()[i*ds.ld+j]; got != want {
+							t.Fatalf("%s: ds of %d,%d is %v, want %v", name, i, j, got, want)
+						}
+					}
+					if got := float64(sums.data()[i]); !(math.Abs(got-sum) <= 2e-6*sum) {
+						t.Fatalf("%s: sum of row %d is %v, want %v", name, i, got, sum)
+					}
+					for j := range width + 1 {
+						if got, want := y.data()[i*y.ld+j], f.data()[i]*wide.data()[i*wide.ld+j]; got != want {
+							t.Fatalf("%s: scaled %d,%d is %v, want %v", name, i, j, got, want)
+						}
+					}
+				}
+				for _, g := range []guarded{x, tops, sums, f, e, p, ds, d, y, wide} {
+					g.check(t, name)
+				}
 			}
 		}
 	})

@@ -1,5 +1,7 @@
 package tensor
 
+import "unsafe"
+
 // An Arena hands out the memory of one micro-batch and takes it back at once. It grows by whole blocks when a
 // micro-batch needs more than any before it (routing decides how many rows an expert rank receives) and keeps
 // the blocks, so a warm step allocates nothing. An Arena is not safe for concurrent use.
@@ -56,6 +58,15 @@ func (a *Arena) Zeros(n int) []float32 {
 // Mat returns a contiguous matrix with undefined content.
 func (a *Arena) Mat(rows, cols int) Mat {
 	return Mat{Rows: rows, Cols: cols, Stride: cols, Data: a.Floats(rows * cols)}
+}
+
+// Bytes returns n bytes with undefined content, aligned as Floats are.
+func (a *Arena) Bytes(n int) []byte {
+	if n == 0 {
+		return nil
+	}
+	f := a.Floats((n + 3) / 4)
+	return unsafe.Slice((*byte)(unsafe.Pointer(&f[0])), n)
 }
 
 // A Mark is a position to release to.

@@ -78,24 +78,6 @@ func finite(s isa) {
 	RET()
 }
 
-// dSoftmax writes the backward of a softmax row, the inner product given.
-func dSoftmax(s isa) {
-	vectorText("dSoftmax"+s.name, "ds *float32, p *float32, d float32",
-		"\tfor i := range lanes * vectors {",
-		"\t\tds[i] = p[i] * (ds[i] - d)",
-		"\t}")
-	x, d := s.regs[0], s.regs[1]
-	VBROADCASTSS(param("d"), d)
-	vectorLoop(s, []string{"ds", "p"}, func(at []Mem) {
-		VMOVUPS(at[0], x)
-		VSUBPS(d, x, x)
-		VMULPS(at[1], x, x)
-		VMOVUPS(x, at[0])
-	})
-	VZEROUPPER()
-	RET()
-}
-
 // rmsNorm writes the second half of the norm of a row.
 func rmsNorm(s isa) {
 	vectorText("rmsNorm"+s.name, "dst *float32, src *float32, gain *float32, rstd float32",

@@ -11,23 +11,22 @@ import (
 // unroll is the number of steps along k in one turn of the main loop.
 const unroll = 4
 
-// gemmTile writes the microkernel for a tile of rows x (vectors*lanes), for A panels of panelRows rows.
+// gemmTile writes the microkernel for a tile of rows x (vectors*lanes).
 //
 // The tile stays in registers over the whole of k; per step it takes `vectors` loads of B, and per row one broadcast of
 // A and `vectors` multiply-adds. The broadcast is an instruction of its own: folded into the multiply-add it would be
 // executed once per vector.
 //
-// With panelRows 0 the rows of A are read where they are, a leading dimension apart.
-func gemmTile(s isa, rows, vectors, panelRows int) {
+// There are two forms by how A lies in memory: with byColumns the values of one step of k stand side by side (a packed
+// panel, or a transposed operand in place), without it those of one row.
+func gemmTile(s isa, rows, vectors int, byColumns bool) {
 	cols := vectors * s.lanes
-	name := fmt.Sprintf("gemm%dx%d%s", rows, cols, s.name)
-	params, from := "k int, a *float32", fmt.Sprintf("a panel of A (%d values per step of k)", panelRows)
-	element := fmt.Sprintf("a[%d*p+i]", panelRows)
-	if panelRows == 0 {
-		name = fmt.Sprintf("gemmRows%dx%d%s", rows, cols, s.name)
-		params, from, element = "k int, a *float32, lda int", "rows of A", "a[lda*i+p]"
+	form, from, element := "Rows", "rows of A", "a[lda*i+p]"
+	if byColumns {
+		form, from, element = "Cols", "columns of A", "a[lda*p+i]"
 	}
-	TEXT(name, NOSPLIT, "func("+params+", b *float32, ldb int, c *float32, ldc int, alpha float32, beta float32)")
+	name := fmt.Sprintf("gemm%s%dx%d%s", form, rows, cols, s.name)
+	TEXT(name, NOSPLIT, "func(k int, a *float32, lda int, b *float32, ldb int, c *float32, ldc int, alpha float32, beta float32)")
 	Pragma("noescape")
 	Doc(
 		fmt.Sprintf("%s computes a tile of %d x %d values from %s and rows of B:", name, rows, cols, from),
@@ -57,27 +56,30 @@ func gemmTile(s isa, rows, vectors, panelRows int) {
 	ldb3 := GP64()
 	LEAQ(Mem{Base: ldb, Index: ldb, Scale: 2}, ldb3)
 
-	// Element i of column p of A, p counted from the loop's pointers. Three rows share a pointer.
+	// Element i of column p of A, p counted from the loop's pointers.
 	a := []reg.GPVirtual{Load(Param("a"), GP64()).(reg.GPVirtual)}
-	column := func(p, i int) Mem { return Mem{Base: a[0], Disp: 4 * (panelRows*p + i)} }
-	step4, step1 := 4*unroll*panelRows, 4*panelRows
-	if panelRows == 0 {
-		lda := Load(Param("lda"), GP64()).(reg.GPVirtual)
-		SHLQ(Imm(2), lda)
-		for i := 3; i < rows; i += 3 {
-			next := GP64()
-			LEAQ(Mem{Base: a[len(a)-1], Index: lda, Scale: 2}, next)
-			ADDQ(lda, next)
-			a = append(a, next)
+	lda := Load(Param("lda"), GP64()).(reg.GPVirtual)
+	SHLQ(Imm(2), lda)
+	var column func(p, i int) Mem
+	var next func(steps int)
+	if byColumns {
+		lda3 := GP64()
+		LEAQ(Mem{Base: lda, Index: lda, Scale: 2}, lda3)
+		column = func(p, i int) Mem { return line(a[0], lda, lda3, p).Offset(4 * i) }
+		next = func(steps int) { LEAQ(Mem{Base: a[0], Index: lda, Scale: uint8(steps)}, a[0]) }
+	} else {
+		for i := 3; i < rows; i += 3 { // three rows share a pointer
+			q := GP64()
+			LEAQ(Mem{Base: a[len(a)-1], Index: lda, Scale: 2}, q)
+			ADDQ(lda, q)
+			a = append(a, q)
 		}
-		column = func(p, i int) Mem {
-			at := Mem{Base: a[i/3], Disp: 4 * p}
-			if i%3 > 0 {
-				at.Index, at.Scale = lda, uint8(i%3)
+		column = func(p, i int) Mem { return line(a[i/3], lda, nil, i%3).Offset(4 * p) }
+		next = func(steps int) {
+			for _, q := range a {
+				ADDQ(Imm(uint64(4*steps)), q)
 			}
-			return at
 		}
-		step4, step1 = 4*unroll, 4
 	}
 
 	Comment("Ask for the tile of C now, it is needed after the loop.")
@@ -97,17 +99,9 @@ func gemmTile(s isa, rows, vectors, panelRows int) {
 		zero(s, r)
 	}
 
-	// step multiplies column p of the A panel with row p of B, p counted from the loop's pointers.
+	// step multiplies column p of A with row p of B, p counted from the loop's pointers.
 	step := func(p int) {
-		from := Mem{Base: b}
-		switch p {
-		case 1:
-			from = Mem{Base: b, Index: ldb, Scale: 1}
-		case 2:
-			from = Mem{Base: b, Index: ldb, Scale: 2}
-		case 3:
-			from = Mem{Base: b, Index: ldb3, Scale: 1}
-		}
+		from := line(b, ldb, ldb3, p)
 		for v := range bvec {
 			VMOVUPS(from.Offset(v*s.bytes()), bvec[v])
 		}
@@ -126,9 +120,7 @@ func gemmTile(s isa, rows, vectors, panelRows int) {
 	for p := 0; p < unroll; p++ {
 		step(p)
 	}
-	for _, p := range a {
-		ADDQ(Imm(uint64(step4)), p)
-	}
+	next(unroll)
 	LEAQ(Mem{Base: b, Index: ldb, Scale: 4}, b)
 	DECQ(turns)
 	JNZ(LabelRef("loop"))
@@ -137,9 +129,7 @@ func gemmTile(s isa, rows, vectors, panelRows int) {
 	JZ(LabelRef("store"))
 	Label("one")
 	step(0)
-	for _, p := range a {
-		ADDQ(Imm(uint64(step1)), p)
-	}
+	next(1)
 	ADDQ(ldb, b)
 	DECQ(k)
 	JNZ(LabelRef("one"))
@@ -180,6 +170,17 @@ func gemmTile(s isa, rows, vectors, panelRows int) {
 	}
 	VZEROUPPER()
 	RET()
+}
+
+// line is where row i (0 to 3) begins when rows lie ld bytes apart; ld3 is three times ld, for row 3.
+func line(p, ld, ld3 reg.Register, i int) Mem {
+	switch i {
+	case 0:
+		return Mem{Base: p}
+	case 3:
+		return Mem{Base: p, Index: ld3, Scale: 1}
+	}
+	return Mem{Base: p, Index: ld, Scale: uint8(i)}
 }
 
 // param is a parameter as a memory operand.

@@ -1,8 +1,11 @@
-// Command _gen writes the assembly of package kernel: micro_amd64.s and its declarations, micro_decl_amd64.go.
+// Command _gen writes the assembly of package kernel: micro_amd64.s and its declarations, micro_decl_amd64.go, and with
+// -scaled scaled_amd64.s and scaled_decl_amd64.go.
 // README.md says how to run it.
 package main
 
 import (
+	"flag"
+
 	. "github.com/mmcloughlin/avo/build"
 	"github.com/mmcloughlin/avo/reg"
 )
@@ -30,20 +33,33 @@ var (
 )
 
 func main() {
+	scaledTiles := flag.Bool("scaled", false, "write the tile routines of scaled products instead of all others")
+	flag.Parse()
 	ConstraintExpr("amd64,!purego")
+	if *scaledTiles {
+		for _, vectors := range []int{2, 1} {
+			for _, rows := range []int{14, 8, 4, 2, 1} {
+				scaledTile(avx512, rows, vectors)
+			}
+			for _, rows := range []int{6, 4, 2, 1} {
+				scaledTile(avx2, rows, vectors)
+			}
+		}
+		prefetch()
+		Generate()
+		return
+	}
 	defineConstants()
+	defineBF16()
 	pauseLoop()
 	for _, t := range []struct {
 		isa
-		rows []int // the first is the height of an A panel; the others handle what is left at the lower edge
-	}{
-		{avx512, []int{14, 8, 4, 2, 1}},
-		{avx2, []int{6, 4, 2, 1}},
-	} {
+		rows int // the height of a whole tile; there is a routine for every lower one
+	}{{avx512, 14}, {avx2, 6}} {
 		for _, vectors := range []int{2, 1} {
-			for _, rows := range t.rows {
-				gemmTile(t.isa, rows, vectors, t.rows[0])
-				gemmTile(t.isa, rows, vectors, 0)
+			for rows := t.rows; rows > 0; rows-- {
+				gemmTile(t.isa, rows, vectors, true)
+				gemmTile(t.isa, rows, vectors, false)
 			}
 		}
 		transpose(t.isa)
@@ -52,14 +68,18 @@ func main() {
 		fmaPeak(t.isa)
 		expRow(t.isa)
 		maxRow(t.isa)
+		maxRows(t.isa)
+		expRows(t.isa)
+		gradRows(t.isa)
+		scaleRows(t.isa)
 		swiGLU(t.isa)
 		swiGLUGrad(t.isa)
 		adamW(t.isa)
+		adamWBF16(t.isa)
 		add(t.isa)
 		axpy(t.isa)
 		scaled(t.isa)
 		finite(t.isa)
-		dSoftmax(t.isa)
 		rmsNorm(t.isa)
 		rmsNormGrad(t.isa)
 		sums(t.isa)

@@ -47,17 +47,8 @@ func transpose(s isa) {
 		base = append(base, GP64())
 		LEAQ(Mem{Base: base[g-1], Index: ldsrc, Scale: 4}, base[g])
 	}
-	line := func(p reg.Register, ld, ld3 reg.Register, i int) Mem {
-		switch i {
-		case 0:
-			return Mem{Base: p}
-		case 3:
-			return Mem{Base: p, Index: ld3, Scale: 1}
-		}
-		return Mem{Base: p, Index: ld, Scale: uint8(i)}
-	}
 	if s.lanes == 16 {
-		transposeLines(s, base, ldsrc, ldsrc3, dst, lddst, lddst3, quads, line)
+		transposeLines(s, base, ldsrc, ldsrc3, dst, lddst, lddst3, quads)
 	}
 	Label("loop")
 	t, u, out := s.regs[0:4], s.regs[4:8], s.regs[8:12]
@@ -97,46 +88,41 @@ func transpose(s isa) {
 // once and whole. Rows a power of two apart share the sets of the first cache level, where their lines would not survive
 // until the next four columns.
 //
-// Two rounds of unpacking within groups of 128 bits make column 4*l+c of rows 4*g to 4*g+3 stand in group l of register
-// (g, c); two rounds of shuffling whole groups then gather the four g of a column.
-func transposeLines(s isa, base []reg.GPVirtual, ldsrc, ldsrc3, dst, lddst, lddst3, quads reg.Register,
-	line func(p reg.Register, ld, ld3 reg.Register, i int) Mem) {
+// Eight columns at once: a register is put together from half a line of row i and half a line of row i+4, so that two
+// rounds of unpacking within groups of 128 bits and one of shuffling whole groups are enough.
+func transposeLines(s isa, base []reg.GPVirtual, ldsrc, ldsrc3, dst, lddst, lddst3, quads reg.Register) {
 	turns := GP64()
 	MOVQ(quads, turns)
 	SHRQ(Imm(2), turns)
 	JZ(LabelRef("rest"))
-	x, y := s.regs[:16], s.regs[16:]
+	x, y := s.regs[:8], s.regs[8:16]
 	Label("lines")
-	for i, r := range x {
-		VMOVUPS(line(base[i/4], ldsrc, ldsrc3, i%4), r)
-	}
-	for g := 0; g < 16; g += 4 {
-		VUNPCKLPS(x[g+1], x[g], y[g])
-		VUNPCKHPS(x[g+1], x[g], y[g+1])
-		VUNPCKLPS(x[g+3], x[g+2], y[g+2])
-		VUNPCKHPS(x[g+3], x[g+2], y[g+3])
-		VUNPCKLPD(y[g+2], y[g], x[g])
-		VUNPCKHPD(y[g+2], y[g], x[g+1])
-		VUNPCKLPD(y[g+3], y[g+1], x[g+2])
-		VUNPCKHPD(y[g+3], y[g+1], x[g+3])
-	}
-	// Even groups of two registers, and odd ones.
-	const even, odd = 0x88, 0xDD
-	for c := range 4 {
-		t := y[4*c : 4*c+4]
-		VSHUFF32X4(Imm(even), x[4+c], x[c], t[0])
-		VSHUFF32X4(Imm(odd), x[4+c], x[c], t[1])
-		VSHUFF32X4(Imm(even), x[12+c], x[8+c], t[2])
-		VSHUFF32X4(Imm(odd), x[12+c], x[8+c], t[3])
-		VSHUFF32X4(Imm(even), t[2], t[0], x[c])
-		VSHUFF32X4(Imm(even), t[3], t[1], x[4+c])
-		VSHUFF32X4(Imm(odd), t[2], t[0], x[8+c])
-		VSHUFF32X4(Imm(odd), t[3], t[1], x[12+c])
-	}
-	for i, r := range x {
-		VMOVUPS(r, line(dst, lddst, lddst3, i%4))
-		if i%4 == 3 {
-			LEAQ(Mem{Base: dst, Index: lddst, Scale: 4}, dst)
+	for half := range 2 {
+		for i, r := range x { // rows 0 to 3 with 4 to 7, then rows 8 to 11 with 12 to 15
+			g := i / 4 * 2
+			VMOVUPS(line(base[g], ldsrc, ldsrc3, i%4).Offset(32*half), r.(reg.Vec).AsY())
+			VINSERTF64X4(Imm(1), line(base[g+1], ldsrc, ldsrc3, i%4).Offset(32*half), r, r)
+		}
+		for g := 0; g < 8; g += 4 {
+			VUNPCKLPS(x[g+1], x[g], y[g])
+			VUNPCKHPS(x[g+1], x[g], y[g+1])
+			VUNPCKLPS(x[g+3], x[g+2], y[g+2])
+			VUNPCKHPS(x[g+3], x[g+2], y[g+3])
+			VUNPCKLPD(y[g+2], y[g], x[g])
+			VUNPCKHPD(y[g+2], y[g], x[g+1])
+			VUNPCKLPD(y[g+3], y[g+1], x[g+2])
+			VUNPCKHPD(y[g+3], y[g+1], x[g+3])
+		}
+		const even, odd = 0x88, 0xDD // groups of both registers
+		for c := range 4 {
+			VSHUFF32X4(Imm(even), x[4+c], x[c], y[c])
+			VSHUFF32X4(Imm(odd), x[4+c], x[c], y[4+c])
+		}
+		for i, r := range y {
+			VMOVUPS(r, line(dst, lddst, lddst3, i%4))
+			if i%4 == 3 {
+				LEAQ(Mem{Base: dst, Index: lddst, Scale: 4}, dst)
+			}
 		}
 	}
 	for _, p := range base {

@@ -16,12 +16,11 @@ var expConstants = []struct {
 	{"log2E", math.Float32bits(1.44269504088896341)},
 	{"ln2High", math.Float32bits(0.693359375)},
 	{"ln2Low", math.Float32bits(-2.12194440e-4)},
-	{"expP0", math.Float32bits(1.9875691500e-4)},
-	{"expP1", math.Float32bits(1.3981999507e-3)},
-	{"expP2", math.Float32bits(8.3334519073e-3)},
-	{"expP3", math.Float32bits(4.1665795894e-2)},
-	{"expP4", math.Float32bits(1.6666665459e-1)},
-	{"expP5", math.Float32bits(5.0000001201e-1)},
+	{"expP0", math.Float32bits(1.3814613e-3)},
+	{"expP1", math.Float32bits(8.3687101e-3)},
+	{"expP2", math.Float32bits(4.1668389e-2)},
+	{"expP3", math.Float32bits(1.6666521e-1)},
+	{"expP4", math.Float32bits(4.9999994e-1)},
 	{"one", math.Float32bits(1)},
 	{"expHighest", math.Float32bits(89)},
 	{"expLowest", math.Float32bits(-104)},
@@ -74,9 +73,15 @@ func (e *expRegs) constant(name string, tmp reg.VecPhysical) reg.VecPhysical {
 
 // exp replaces x by e^x.
 func (e *expRegs) exp(x reg.VecPhysical) {
-	n, p, k, a := e.temp[0], e.temp[1], e.temp[2], e.temp[3]
+	k := e.temp[2]
 	// The bound stands first, so that min and max return a NaN of x.
 	VMINPS(x, e.constant("expHighest", k), x)
+	e.expBelow(x)
+}
+
+// expBelow is exp for x that does not overflow.
+func (e *expRegs) expBelow(x reg.VecPhysical) {
+	n, p, k, a := e.temp[0], e.temp[1], e.temp[2], e.temp[3]
 	VMAXPS(x, e.constant("expLowest", k), x)
 	VMULPS(x, e.constant("log2E", k), n)
 	if e.lanes == 16 {
@@ -87,7 +92,7 @@ func (e *expRegs) exp(x reg.VecPhysical) {
 	VFNMADD231PS(n, e.constant("ln2High", k), x)
 	VFNMADD231PS(n, e.constant("ln2Low", k), x)
 	VMOVAPS(e.constant("expP0", k), p)
-	for _, c := range []string{"expP1", "expP2", "expP3", "expP4", "expP5"} {
+	for _, c := range []string{"expP1", "expP2", "expP3", "expP4"} {
 		VFMADD213PS(e.constant(c, k), x, p)
 	}
 	VMULPS(x, x, a)
