@@ -4,7 +4,7 @@ TRAIN := bin/train
 # Only checkpoint needs cgo; without it everything must still cross-compile, with portable kernels.
 CROSS := linux/arm64 darwin/arm64
 
-.PHONY: demo build test deps vet cross generate golden golden-update acceptance clean
+.PHONY: demo build test deps vet cross generate golden golden-update exhaustive acceptance clean
 
 QUESTION := What does the command `ls` do?
 demo: build
@@ -35,7 +35,7 @@ deps:
 
 test: deps vet cross
 	$(GO) test ./...
-	$(GO) test -tags purego ./internal/kernel ./model
+	$(GO) test -tags purego ./internal/lowp ./internal/kernel ./model
 	$(GO) test -race -short ./comm/... ./parallel/... ./data
 
 vet:
@@ -49,7 +49,9 @@ cross:
 # Regenerates the assembly and fails if it differs from what is committed.
 generate:
 	cd internal/kernel/_gen && $(GO) run . -out ../micro_amd64.s -stubs ../micro_decl_amd64.go -pkg kernel
-	git diff --exit-code internal/kernel
+	cd internal/kernel/_gen && $(GO) run . -scaled -out ../scaled_amd64.s -stubs ../scaled_decl_amd64.go -pkg kernel
+	cd internal/lowp/_gen && $(GO) run . -out ../lowp_amd64.s -stubs ../lowp_decl_amd64.go -pkg lowp
+	git diff --exit-code internal/kernel internal/lowp
 
 # Compares the first steps of all presets, all digits, with internal/train/testdata/golden; test does so for the small ones.
 golden: deps
@@ -58,6 +60,12 @@ golden: deps
 # Rewrites those files, after a change that is meant to change numbers. It needs a CPU with all kernel implementations.
 golden-update: deps
 	$(GO) test ./internal/train -run TestGolden -update
+
+# Every float32 through every encoding on every implementation, and ten minutes of fuzzing of each kernel against its specification.
+exhaustive:
+	MOETOR_EXHAUSTIVE=1 $(GO) test -run EncodeSweep -timeout 3h ./internal/lowp
+	@for f in $$($(GO) test -list '^Fuzz' ./internal/kernel | grep ^Fuzz); do $(GO) test -run '^$$' -fuzz "^$$f$$" -fuzztime 10m ./internal/kernel || exit 1; done
+	@for f in $$($(GO) test -list '^Fuzz' ./internal/lowp | grep ^Fuzz); do $(GO) test -run '^$$' -fuzz "^$$f$$" -fuzztime 10m ./internal/lowp || exit 1; done
 
 # Long checks that CI does not run; their results are in docs/.
 acceptance: build

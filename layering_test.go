@@ -15,11 +15,11 @@ import (
 // "a, b < c, d" : c and d may import a and b, and whatever those may import. "everything" is all other packages.
 // "a !< b"      : b must not reach a over any number of imports, b's sub-packages included.
 const policy = `
-NONE < internal/kernel < internal/tensor;
+NONE < internal/lowp < internal/kernel < internal/tensor;
 NONE < comm, data, parallel/pipeline, internal/trace;
 data < data/chat;
 comm < comm/inproc, comm/shm, comm/tcp, comm/commtest, comm/launch, parallel;
-internal/kernel, internal/tensor < model, optimizer, checkpoint;
+internal/lowp, internal/kernel, internal/tensor < model, optimizer, checkpoint;
 comm, internal/tensor < parallel/expert, parallel/shard;
 internal/kernel < parallel/expert, parallel/shard;
 model < internal/train/objective;

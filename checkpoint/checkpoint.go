@@ -115,16 +115,27 @@ type Slice struct {
 	Row0  int       // first row of Data in the global tensor
 	Rows  int       // number of rows; 0 writes nothing
 	Data  []float32 // row-major, Rows x product of Shape[1:]
+	BF16  []uint16  // instead of Data, of a moment: BF16 values, stored as they are
 }
 
-// dtypeF32 is the only element type of format 1; the field stands in the manifest and on every dataset so that a
-// later format can store others.
-const dtypeF32 = "F32"
+// Element types of a dataset. A reader that does not know one refuses the manifest.
+const (
+	dtypeF32  = "F32"  // float32
+	dtypeBF16 = "BF16" // uint16: the upper half of a float32; HDF5 has no such number
+)
+
+// dtype is the element type in which the slice is stored.
+func (s *Slice) dtype() string {
+	if s.BF16 != nil {
+		return dtypeBF16
+	}
+	return dtypeF32
+}
 
 // A SliceInfo is the manifest's record of a written slice.
 type SliceInfo struct {
 	Info
-	DType string `json:"dtype"` // "F32"
+	DType string `json:"dtype"` // "F32" or "BF16"
 	Row0  int    `json:"row0"`
 	Rows  int    `json:"rows"`
 }
@@ -227,8 +238,11 @@ func (s SliceInfo) validate() error {
 	if err := s.Info.validate(); err != nil {
 		return err
 	}
-	if s.DType != dtypeF32 {
-		return fmt.Errorf("%v: element type %q, this version knows %s only", s.Info, s.DType, dtypeF32)
+	switch {
+	case s.DType != dtypeF32 && s.DType != dtypeBF16:
+		return fmt.Errorf("%v: element type %q, this version knows %s and %s", s.Info, s.DType, dtypeF32, dtypeBF16)
+	case s.DType != dtypeF32 && s.Kind == Weight:
+		return fmt.Errorf("%v: element type %s, but master weights are %s", s.Info, s.DType, dtypeF32)
 	}
 	if s.Row0 < 0 || s.Rows < 0 || s.Row0 > s.Shape[0]-s.Rows {
 		return fmt.Errorf("%v: rows %d..%d are outside the tensor", s.Info, s.Row0, s.Row0+s.Rows)

@@ -26,8 +26,15 @@ func value(t Info, i int, step int64) float32 {
 	h = (h ^ uint32(t.Kind)) * 16777619
 	h = (h ^ uint32(step)) * 16777619
 	h = (h ^ uint32(i)) * 16777619
-	return float32(h>>8) / (1 << 16)
+	v := float32(h>>8) / (1 << 16)
+	if storedBF16(t) {
+		v = math.Float32frombits(math.Float32bits(v) &^ 0xFFFF)
+	}
+	return v
 }
+
+// storedBF16 says which tensors of smallModel are stored in 2 bytes.
+func storedBF16(t Info) bool { return t.Name == "model.cube" && t.Kind != Weight }
 
 func full(t Info, step int64) []float32 {
 	data := make([]float32, t.Shape[0]*t.rowLen())
@@ -41,7 +48,20 @@ func full(t Info, step int64) []float32 {
 func cut(t Info, data []float32, rank, world int) Slice {
 	from, to := t.Shape[0]*rank/world, t.Shape[0]*(rank+1)/world
 	n := t.rowLen()
-	return Slice{t.Name, t.Kind, t.Shape, from, to - from, data[from*n : to*n]}
+	s := Slice{Name: t.Name, Kind: t.Kind, Shape: t.Shape, Row0: from, Rows: to - from, Data: data[from*n : to*n]}
+	if storedBF16(t) {
+		s.BF16 = upperHalves(s.Data)
+		s.Data = nil
+	}
+	return s
+}
+
+func upperHalves(x []float32) []uint16 {
+	y := make([]uint16, len(x))
+	for i, v := range x {
+		y[i] = uint16(math.Float32bits(v) >> 16)
+	}
+	return y
 }
 
 func smallModel() []Info {
@@ -196,7 +216,7 @@ func TestExpertsKeepTheirNumbers(t *testing.T) { // P21
 		var parts []Slice
 		for e := rank * 30; e < rank*30+30; e++ {
 			data := slices.Repeat([]float32{float32(e)}, 6)
-			parts = append(parts, Slice{name(e), Weight, []int{2, 3}, 0, 2, data})
+			parts = append(parts, Slice{name(e), Weight, []int{2, 3}, 0, 2, data, nil})
 		}
 		m := meta
 		if rank == 1 {
@@ -252,7 +272,7 @@ func TestEveryBitPatternSurvives(t *testing.T) { // P04: the bias is FP32 in the
 	}
 	const name = "model.layers.3.mlp.gate.e_score_correction_bias"
 	meta := testMeta("pretrain", 1, 1)
-	f, err := WriteRank(dir, 0, []Slice{{name, Weight, []int{len(data)}, 0, len(data), data}}, meta)
+	f, err := WriteRank(dir, 0, []Slice{{name, Weight, []int{len(data)}, 0, len(data), data, nil}}, meta)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -268,6 +288,65 @@ func TestEveryBitPatternSurvives(t *testing.T) { // P04: the bias is FP32 in the
 			t.Errorf("%08x came back as %08x", bits[i], math.Float32bits(got[i]))
 		}
 	}
+}
+
+// TestElementTypes: BF16 survives in every bit pattern, is read as FP32 without loss, and is what FP32 is rounded to; a
+// tensor may be of both types, by slice.
+func TestElementTypes(t *testing.T) {
+	const n = 1 << 16
+	narrow, wide := make([]uint16, n), make([]float32, n)
+	for i := range n {
+		narrow[i] = uint16(i)
+		wide[i] = float32(i) * (1 + 0x1p-9) // between two BF16 values, for all but a few
+	}
+	dir := Dir(t.TempDir(), "pretrain", 1)
+	if err := Begin(dir); err != nil {
+		t.Fatal(err)
+	}
+	meta := testMeta("pretrain", 1, 2)
+	shape := []int{2 * n}
+	var files []File
+	for rank, moment := range []Slice{
+		{Name: "w", Kind: ExpAvg, Shape: shape, Rows: n, BF16: narrow},
+		{Name: "w", Kind: ExpAvg, Shape: shape, Row0: n, Rows: n, Data: wide},
+	} {
+		weight := Slice{Name: "w", Kind: Weight, Shape: shape, Row0: n * rank, Rows: n, Data: wide}
+		f, err := WriteRank(dir, rank, []Slice{weight, moment}, map[int]*Meta{0: meta}[rank])
+		if err != nil {
+			t.Fatal(err)
+		}
+		files = append(files, f)
+	}
+	if saved := files[1].Size - files[0].Size; saved < 2*n-8192 || saved > 2*n { // less the /state of rank 0
+		t.Errorf("BF16 saves %d bytes of %d values", saved, n)
+	}
+	if err := Commit(dir, meta, files); err != nil {
+		t.Fatal(err)
+	}
+	r := mustOpen(t, dir)
+	if err := r.Verify(context.Background()); err != nil {
+		t.Fatal(err)
+	}
+	from, to := 5, 2*n-3
+	as32, as16 := make([]float32, to-from), make([]uint16, to-from)
+	if err := errors.Join(r.Read("w", ExpAvg, from, to-from, as32), r.ReadBF16("w", ExpAvg, from, to-from, as16)); err != nil {
+		t.Fatal(err)
+	}
+	for i := from; i < to; i++ {
+		got32, got16 := math.Float32bits(as32[i-from]), as16[i-from]
+		want32, want16 := uint32(i)<<16, uint16(i)
+		if i >= n {
+			want32 = math.Float32bits(wide[i-n])
+			want16 = uint16(want32 >> 16)
+			if rest := want32 & 0xFFFF; rest > 0x8000 || rest == 0x8000 && want16&1 == 1 {
+				want16++
+			}
+		}
+		if got32 != want32 || got16 != want16 {
+			t.Fatalf("value %d is %08x as FP32 and %04x as BF16, want %08x and %04x", i, got32, got16, want32, want16)
+		}
+	}
+	wantError(t, r.ReadBF16("w", ExpAvg, 0, 2, make([]uint16, 3)), "2 values", "has 3")
 }
 
 func TestConcurrentReaders(t *testing.T) {
@@ -349,17 +428,20 @@ func TestWriteRankRefuses(t *testing.T) {
 		meta *Meta
 		say  []string
 	}{
-		{0, Slice{"w", Weight, []int{2, 2}, 0, 2, one}, nil, []string{"rank 0"}},
-		{1, Slice{"w", Weight, []int{2, 2}, 0, 2, one}, meta, []string{"rank 1"}},
-		{-1, Slice{"w", Weight, []int{2, 2}, 0, 2, one}, nil, []string{"rank -1"}},
-		{1, Slice{"w", Weight, []int{2, 2}, 1, 2, one}, nil, []string{"weight w[2 2]", "rows 1..3"}},
-		{1, Slice{"w", Weight, []int{2, 2}, 0, 1, one}, nil, []string{"weight w[2 2]", "4 values", "want 2"}},
-		{1, Slice{"w", Weight, nil, 0, 1, one[:1]}, nil, []string{"0 dims"}},
-		{1, Slice{"w", Weight, []int{2, 0}, 0, 2, nil}, nil, []string{"impossible shape"}},
-		{1, Slice{"w", Weight, []int{1 << 40, 1 << 40}, 0, 0, nil}, nil, []string{"impossible shape"}},
-		{1, Slice{"a/b", Weight, []int{4}, 0, 4, one}, nil, []string{"a/b"}},
-		{1, Slice{"", Weight, []int{4}, 0, 4, one}, nil, []string{`""`}},
-		{1, Slice{"w", Kind(9), []int{4}, 0, 4, one}, nil, []string{"kind", "9"}},
+		{0, Slice{"w", Weight, []int{2, 2}, 0, 2, one, nil}, nil, []string{"rank 0"}},
+		{1, Slice{"w", Weight, []int{2, 2}, 0, 2, one, nil}, meta, []string{"rank 1"}},
+		{-1, Slice{"w", Weight, []int{2, 2}, 0, 2, one, nil}, nil, []string{"rank -1"}},
+		{1, Slice{"w", Weight, []int{2, 2}, 1, 2, one, nil}, nil, []string{"weight w[2 2]", "rows 1..3"}},
+		{1, Slice{"w", Weight, []int{2, 2}, 0, 1, one, nil}, nil, []string{"weight w[2 2]", "4 values", "want 2"}},
+		{1, Slice{"w", Weight, nil, 0, 1, one[:1], nil}, nil, []string{"0 dims"}},
+		{1, Slice{"w", Weight, []int{2, 0}, 0, 2, nil, nil}, nil, []string{"impossible shape"}},
+		{1, Slice{"w", Weight, []int{1 << 40, 1 << 40}, 0, 0, nil, nil}, nil, []string{"impossible shape"}},
+		{1, Slice{"a/b", Weight, []int{4}, 0, 4, one, nil}, nil, []string{"a/b"}},
+		{1, Slice{"", Weight, []int{4}, 0, 4, one, nil}, nil, []string{`""`}},
+		{1, Slice{"w", Kind(9), []int{4}, 0, 4, one, nil}, nil, []string{"kind", "9"}},
+		{1, Slice{"w", Weight, []int{4}, 0, 4, nil, make([]uint16, 4)}, nil, []string{"weight w[4]", "BF16"}},
+		{1, Slice{"w", ExpAvg, []int{4}, 0, 4, nil, make([]uint16, 3)}, nil, []string{"exp_avg w[4]", "3 values", "want 4"}},
+		{1, Slice{"w", ExpAvg, []int{4}, 0, 4, one[:2], make([]uint16, 2)}, nil, []string{"exp_avg w[4]", "of one type"}},
 		{0, Slice{}, bad(func(m *Meta) { m.Stage = "../x" }), []string{"../x"}},
 		{0, Slice{}, bad(func(m *Meta) { m.Step = -1 }), []string{"step=-1"}},
 		{0, Slice{}, bad(func(m *Meta) { m.Config = "a\x00b" }), []string{"config"}},
@@ -368,8 +450,8 @@ func TestWriteRankRefuses(t *testing.T) {
 		_, err := WriteRank(dir, c.rank, []Slice{c.part}, c.meta)
 		wantError(t, err, c.say...)
 	}
-	s := Slice{"w", Weight, []int{8}, 0, 4, one}
-	_, err = WriteRank(dir, 1, []Slice{s, {"w", Weight, []int{8}, 4, 4, one}}, nil)
+	s := Slice{"w", Weight, []int{8}, 0, 4, one, nil}
+	_, err = WriteRank(dir, 1, []Slice{s, {"w", Weight, []int{8}, 4, 4, one, nil}}, nil)
 	wantError(t, err, "weight w[8]", "two slices")
 	left, _ := os.ReadDir(dir + partialSuffix)
 	if len(left) != 0 {
@@ -390,7 +472,7 @@ func TestCommitRefuses(t *testing.T) {
 		for _, d := range shape[1:] {
 			n *= d
 		}
-		return Slice{name, kind, shape, row0, rows, make([]float32, rows*n)}
+		return Slice{name, kind, shape, row0, rows, make([]float32, rows*n), nil}
 	}
 	s7 := []int{7, 2}
 	for _, c := range []struct {

@@ -137,7 +137,8 @@ func TestManifestRefused(t *testing.T) {
 		{`"rank-0001.h5"`, `"../../secret"`, "../../secret"},
 		{`"rows":3`, `"rows":30`, "outside the tensor"},
 		{`"rows":3`, `"rows":0`, "without rows"},
-		{`"dtype":"F32"`, `"dtype":"BF16"`, "BF16"},
+		{`"dtype":"F32"`, `"dtype":"F64"`, "F64"},
+		{`"dtype":"F32"`, `"dtype":"BF16"`, "weights are F32"},
 		{`"kind":"exp_avg_sq"`, `"kind":"momentum"`, "momentum"},
 		{`"shape":[7,3]`, `"shape":[7,9223372036854775807]`, "impossible shape"},
 		{`"shape":[7,3]`, `"shape":[]`, "0 dims"},
@@ -166,6 +167,7 @@ func TestVerifyComparesFileAndManifest(t *testing.T) {
 		{`"rng":"AAH/",`, ``, []string{"/state/rng"}},
 		{`"losses":[1.5`, `"losses":[2.5`, []string{"/state/extra/losses"}},
 		{`"losses":[1.5,1.25],`, ``, []string{"/state/extra"}},
+		{`"dtype":"BF16"`, `"dtype":"F32"`, []string{"exp_avg model.cube", "2 bytes"}},
 		{`"shape":[4,2,3]`, `"shape":[4,3,2]`, []string{"model.cube"}},
 	} {
 		root := t.TempDir()
@@ -188,7 +190,7 @@ func TestVerifyComparesFileAndManifest(t *testing.T) {
 		t.Fatal(err)
 	}
 	meta := testMeta("pretrain", 1, 1)
-	f, err := WriteRank(dir, 0, []Slice{{"a", Weight, []int{1}, 0, 1, []float32{1}}, {"b", Weight, []int{1}, 0, 1, []float32{1}}}, meta)
+	f, err := WriteRank(dir, 0, []Slice{{"a", Weight, []int{1}, 0, 1, []float32{1}, nil}, {"b", Weight, []int{1}, 0, 1, []float32{1}, nil}}, meta)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -190,15 +190,22 @@ func createDataset(g *hdf5.CommonFG, name string, typ *hdf5.Datatype, dims []int
 	return g.OpenDataset(name)
 }
 
-// writeFloats stores a slice of a tensor straight from its Go memory.
-func writeFloats(g *hdf5.CommonFG, s *Slice) (err error) {
+// storedAs gives the datatypes in which element types are stored.
+var storedAs = map[string]*hdf5.Datatype{dtypeF32: hdf5.T_IEEE_F32LE, dtypeBF16: hdf5.T_STD_U16LE}
+
+// writeSlice stores a slice of a tensor straight from its Go memory.
+func writeSlice(g *hdf5.CommonFG, s *Slice) (err error) {
 	dims := append([]int{s.Rows}, s.Shape[1:]...)
-	ds, err := createDataset(g, s.Name, hdf5.T_IEEE_F32LE, dims)
+	ds, err := createDataset(g, s.Name, storedAs[s.dtype()], dims)
 	if err != nil {
 		return err
 	}
 	defer closing(ds, s.Name, &err)
-	if err := ds.Write(&s.Data); err != nil {
+	var data any = &s.Data
+	if s.BF16 != nil {
+		data = &s.BF16
+	}
+	if err := ds.Write(data); err != nil {
 		return err
 	}
 	shape := make([]int64, len(s.Shape))
@@ -211,7 +218,7 @@ func writeFloats(g *hdf5.CommonFG, s *Slice) (err error) {
 	if err := writeInt(ds, "row0", int64(s.Row0)); err != nil {
 		return err
 	}
-	return writeStringAttr(ds.Identifier, "dtype", dtypeF32)
+	return writeStringAttr(ds.Identifier, "dtype", s.dtype())
 }
 
 func writeBytes(g *hdf5.CommonFG, name string, b []byte) (err error) {
@@ -405,10 +412,15 @@ func checkSet(ds *hdf5.Dataset, typ *hdf5.Datatype, dims []int) (err error) {
 	return nil
 }
 
-// readRows reads rows [from, from+rows) of the dataset of slice s into dst, without a copy in between.
-func readRows(f *h5file, s *SliceInfo, from, rows int, dst []float32) (err error) {
+// readRows reads rows [from, from+rows) of the dataset of slice s into dst, without a copy in between. The slice's element
+// type must be that of dst: F32, or BF16 as uint16.
+func readRows[T float32 | uint16](f *h5file, s *SliceInfo, from, rows int, dst []T) (err error) {
 	dims := append([]int{s.Rows}, s.Shape[1:]...)
-	ds, err := openSet(&f.CommonFG, kindGroups[s.Kind]+"/"+s.Name, hdf5.T_IEEE_F32LE, dims)
+	typ := hdf5.T_IEEE_F32LE
+	if _, ok := any(dst).([]uint16); ok {
+		typ = hdf5.T_STD_U16LE
+	}
+	ds, err := openSet(&f.CommonFG, kindGroups[s.Kind]+"/"+s.Name, typ, dims)
 	if err != nil {
 		return err
 	}

@@ -28,4 +28,4 @@ func writeHDF5(string, int, []Slice, *Meta) error { return errNoHDF5 }
 
 func verifyHDF5(context.Context, *h5file, *File, *Meta) error { return errNoHDF5 }
 
-func readRows(*h5file, *SliceInfo, int, int, []float32) error { return errNoHDF5 }
+func readRows[T float32 | uint16](*h5file, *SliceInfo, int, int, []T) error { return errNoHDF5 }

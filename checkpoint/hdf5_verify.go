@@ -7,8 +7,6 @@ import (
 	"context"
 	"fmt"
 	"slices"
-
-	"gonum.org/v1/hdf5"
 )
 
 // verifyHDF5 compares an open file with the manifest's record of it, and that of rank 0 with the state of the run.
@@ -64,7 +62,7 @@ func verifyCount(file *h5file, path string, want uint) (err error) {
 }
 
 func verifySlice(file *h5file, s *SliceInfo) (err error) {
-	ds, err := openSet(&file.CommonFG, kindGroups[s.Kind]+"/"+s.Name, hdf5.T_IEEE_F32LE, append([]int{s.Rows}, s.Shape[1:]...))
+	ds, err := openSet(&file.CommonFG, kindGroups[s.Kind]+"/"+s.Name, storedAs[s.DType], append([]int{s.Rows}, s.Shape[1:]...))
 	if err != nil {
 		return err
 	}

@@ -45,7 +45,7 @@ func writeHDF5(path string, rank int, parts []Slice, meta *Meta) (err error) {
 			continue
 		}
 		step("write", path)
-		if err = writeFloats(&groups[s.Kind].CommonFG, s); err != nil {
+		if err = writeSlice(&groups[s.Kind].CommonFG, s); err != nil {
 			err = fmt.Errorf("write %v: %w", Info{s.Name, s.Kind, s.Shape}, err)
 			break
 		}

@@ -147,7 +147,7 @@ func TestOtherToolsReadTheFiles(t *testing.T) {
 			if err != nil {
 				t.Fatalf("%v: %s", err, out)
 			}
-			for _, want := range []string{`GROUP "exp_avg_sq"`, `DATASET "model.layers.0.mlp.gate.e_score_correction_bias"`, "H5T_IEEE_F32LE"} {
+			for _, want := range []string{`GROUP "exp_avg_sq"`, `DATASET "model.layers.0.mlp.gate.e_score_correction_bias"`, "H5T_IEEE_F32LE", "H5T_STD_U16LE"} {
 				if !strings.Contains(string(out), want) {
 					t.Errorf("rank %d: no %s in %s", rank, want, out)
 				}
@@ -168,15 +168,21 @@ func TestOtherToolsReadTheFiles(t *testing.T) {
 		// The script joins the slices by their attributes and prints what it finds, for this test to judge.
 		const script = `
 import sys, json, h5py
-out = {"tensors": {}, "kinds": []}
+out = {"tensors": {}, "kinds": [], "bf16": 0}
 for path in sys.argv[1:]:
     with h5py.File(path, "r") as f:
         assert f.attrs["format"] == "moetor-checkpoint" and f.attrs["version"] == 1
         for kind in ("model", "optimizer/exp_avg", "optimizer/exp_avg_sq"):
             for name, d in f[kind].items():
-                assert d.dtype == "<f4" and d.attrs["dtype"] == "F32"
+                values = d[()]
+                if d.attrs["dtype"] == "BF16":
+                    assert d.dtype == "<u2" and kind != "model"
+                    values = (values.astype("<u4") << 16).view("<f4")
+                    out["bf16"] += 1
+                else:
+                    assert d.dtype == "<f4" and d.attrs["dtype"] == "F32"
                 t = out["tensors"].setdefault(kind + "/" + name, {"shape": d.attrs["shape"].tolist(), "rows": []})
-                t["rows"].append([int(d.attrs["row0"]), d[()].ravel().tolist()])
+                t["rows"].append([int(d.attrs["row0"]), values.ravel().tolist()])
         if "state" in f:
             s = f["state"]
             out["state"] = {k: (v if isinstance(v, str) else int(v)) for k, v in s.attrs.items()}
@@ -198,6 +204,7 @@ print(json.dumps(out))
 				Shape []int
 				Rows  [][2]json.RawMessage
 			}
+			BF16      int
 			State     map[string]any
 			Config    string
 			Tokenizer []int
@@ -205,6 +212,9 @@ print(json.dumps(out))
 		}
 		if err := json.Unmarshal(out, &got); err != nil {
 			t.Fatalf("%v: %s", err, out)
+		}
+		if got.BF16 != 4 { // both moments of one tensor on two ranks
+			t.Errorf("%d datasets in BF16, want 4", got.BF16)
 		}
 		if len(got.Tensors) != len(smallModel()) {
 			t.Errorf("%d tensors, want %d", len(got.Tensors), len(smallModel()))

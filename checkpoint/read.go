@@ -9,6 +9,8 @@ import (
 	"path/filepath"
 	"slices"
 	"sync"
+
+	"moetor/internal/kernel"
 )
 
 // A Reader reads one complete checkpoint. It is safe for concurrent use.
@@ -109,8 +111,19 @@ func (r *Reader) Lookup(name string, kind Kind) (Info, bool) {
 }
 
 // Read reads rows [row0, row0+rows) of a tensor into dst, whose length must be rows times the product of the other
-// dims. The rows may lie in any number of files. A file is checked against its SHA-256 before it is first used.
+// dims. The rows may lie in any number of files. A file is checked against its SHA-256 before it is first used. What is
+// stored as BF16 is widened, which is exact.
 func (r *Reader) Read(name string, kind Kind, row0, rows int, dst []float32) error {
+	return readTensor(r, name, kind, row0, rows, dst, dtypeF32, kernel.FromBF16)
+}
+
+// ReadBF16 is Read into BF16 values. What is stored as F32 is rounded to nearest even.
+func (r *Reader) ReadBF16(name string, kind Kind, row0, rows int, dst []uint16) error {
+	return readTensor(r, name, kind, row0, rows, dst, dtypeBF16, kernel.ToBF16)
+}
+
+// readTensor reads rows of a tensor into dst of element type dtype. convert is from the other type.
+func readTensor[T, Other float32 | uint16](r *Reader, name string, kind Kind, row0, rows int, dst []T, dtype string, convert func([]T, []Other)) error {
 	fail := func(err error) error { return fmt.Errorf("checkpoint %s: read %v %s: %w", r.dir, kind, name, err) }
 	t := r.find(name, kind)
 	if t == nil {
@@ -134,7 +147,13 @@ func (r *Reader) Read(name string, kind Kind, row0, rows int, dst []float32) err
 		f, err := r.file(p.file)
 		if err == nil {
 			part := dst[(from-row0)*n : (to-row0)*n]
-			err = withHDF5(func() error { return readRows(f, &p.SliceInfo, from-p.Row0, to-from, part) })
+			if p.DType == dtype {
+				err = withHDF5(func() error { return readRows(f, &p.SliceInfo, from-p.Row0, to-from, part) })
+			} else {
+				other := make([]Other, len(part))
+				err = withHDF5(func() error { return readRows(f, &p.SliceInfo, from-p.Row0, to-from, other) })
+				convert(part, other)
+			}
 		}
 		if err != nil {
 			return fail(fmt.Errorf("%s: %w", r.m.Files[p.file].Name, err))

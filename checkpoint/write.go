@@ -70,12 +70,12 @@ func WriteRank(dir string, rank int, parts []Slice, meta *Meta) (File, error) {
 	seen := map[tensorKey]bool{}
 	for i := range parts {
 		s := &parts[i]
-		info := SliceInfo{Info{s.Name, s.Kind, slices.Clone(s.Shape)}, dtypeF32, s.Row0, s.Rows}
+		info := SliceInfo{Info{s.Name, s.Kind, slices.Clone(s.Shape)}, s.dtype(), s.Row0, s.Rows}
 		if err := info.validate(); err != nil {
 			return fail(err)
 		}
-		if want := s.Rows * info.rowLen(); len(s.Data) != want {
-			return fail(fmt.Errorf("%v: %d values for %d rows, want %d", info.Info, len(s.Data), s.Rows, want))
+		if have, want := len(s.Data)+len(s.BF16), s.Rows*info.rowLen(); have != want || s.Data != nil && s.BF16 != nil {
+			return fail(fmt.Errorf("%v: %d values for %d rows, want %d of one type", info.Info, have, s.Rows, want))
 		}
 		if s.Rows == 0 {
 			continue

@@ -60,7 +60,9 @@ type Parallel struct {
 
 // Precision says how the operands of matrix products are stored.
 type Precision struct {
-	Recipe string `yaml:"recipe"` // fp32
+	Recipe  string `yaml:"recipe"`  // see RecipeNames
+	Promote int    `yaml:"promote"` // hopper: products after which a sum of few bits is added to one in FP32; 0 = at its end
+	Watch   int    `yaml:"watch"`   // steps between reports on what rounding to codes does; 0 = none
 }
 
 // Checkpoint says how often a run saves and how many it keeps. The end of a stage is always saved.
@@ -117,7 +119,7 @@ func Default() *Run {
 				Normalize: true, Scale: 1, SeqAux: 0.0001},
 		},
 		Parallel:   Parallel{Pipeline: 1, Expert: 1, Schedule: "1f1b", Microbatch: 2},
-		Precision:  Precision{Recipe: "fp32"},
+		Precision:  Precision{Recipe: "fp32", Promote: defaultPromote},
 		Tokenizer:  data.TokenizerConfig{Kind: "byte"},
 		Checkpoint: Checkpoint{Every: 100, Keep: 2},
 		Comm:       Comm{Timeout: time.Minute},
@@ -131,7 +133,7 @@ func defaultStage() Stage {
 		Objective: "lm",
 		Batch:     optimizer.BatchSize{Start: 16},
 		Rate:      optimizer.Rate{Peak: 3e-3, WarmupSteps: 20},
-		Optimizer: optimizer.Config{Kind: "adamw", Beta1: 0.9, Beta2: 0.95, Eps: 1e-8, WeightDecay: 0.1, Clip: 1},
+		Optimizer: optimizer.Config{Kind: "adamw", Moments: optimizer.FP32, Beta1: 0.9, Beta2: 0.95, Eps: 1e-8, WeightDecay: 0.1, Clip: 1},
 	}
 }
 
@@ -141,6 +143,7 @@ func (r *Run) resolve(name string) {
 		base := filepath.Base(name)
 		r.Run.Out = "runs/" + strings.TrimSuffix(base, filepath.Ext(base))
 	}
+	r.Model.Recipe = r.Precision.recipe()
 	held := false
 	for i := range r.Stages {
 		s := &r.Stages[i]

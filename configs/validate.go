@@ -168,7 +168,17 @@ func (c *checker) ranges() {
 	if r.Comm.Timeout < time.Millisecond {
 		c.addf("comm.timeout=%s must be at least 1ms", duration(r.Comm.Timeout))
 	}
-	c.oneOf("precision.recipe", r.Precision.Recipe, []string{"fp32"})
+	c.oneOf("precision.recipe", r.Precision.Recipe, RecipeNames())
+	c.between("precision.promote", int64(r.Precision.Promote), 0, maxWidth)
+	c.between("precision.watch", int64(r.Precision.Watch), 0, maxSteps)
+	if p := r.Precision; p.Promote != defaultPromote && p.Recipe != "hopper" {
+		c.addf("precision.promote=%d has no effect with precision.recipe=%s: only hopper has sums of few bits", p.Promote, p.Recipe)
+	} else if p.Promote%32 != 0 {
+		c.addf("precision.promote=%d must be a multiple of 32, the products of one step of the tensor cores", p.Promote)
+	}
+	if p := r.Precision; p.Watch != 0 && p.Recipe == "fp32" {
+		c.addf("precision.watch=%d has no effect with precision.recipe=fp32: nothing is rounded", p.Watch)
+	}
 	c.oneOf("parallel.schedule", r.Parallel.Schedule, pipeline.Names())
 	if n := r.Parallel.RanksPerNode; n != 0 {
 		c.addf("parallel.ranks_per_node=%d is not available in this version; leave it 0", n)
@@ -202,6 +212,7 @@ func (c *checker) stageRanges(i int, s *Stage) {
 		c.number(at("router.seq_aux"), *a, false)
 	}
 	c.oneOf(at("optimizer.kind"), s.Optimizer.Kind, optimizer.Kinds())
+	c.oneOf(at("optimizer.moments"), s.Optimizer.Moments, optimizer.MomentTypes())
 
 	c.between(at("steps"), s.Steps, 0, maxSteps)
 	c.between(at("tokens"), s.Tokens, 0, maxTokens)
@@ -226,8 +237,8 @@ func (c *checker) stageRanges(i int, s *Stage) {
 	}
 
 	o := s.Optimizer
-	c.beta(at("optimizer.beta1"), o.Beta1)
-	c.beta(at("optimizer.beta2"), o.Beta2)
+	c.beta(at("optimizer.beta1"), o.Beta1, at("optimizer.moments"), o.Moments)
+	c.beta(at("optimizer.beta2"), o.Beta2, at("optimizer.moments"), o.Moments)
 	c.number(at("optimizer.eps"), o.Eps, true)
 	c.number(at("optimizer.weight_decay"), o.WeightDecay, false)
 	c.number(at("optimizer.clip"), o.Clip, false)
@@ -242,9 +253,13 @@ func (c *checker) stageRanges(i int, s *Stage) {
 	c.addAll(s.Val.Validate(at("val")))
 }
 
-func (c *checker) beta(path string, v float64) {
-	if !(v >= 0 && v < 1) {
+// beta checks the decay of a moment, which is kept in the type that the setting at path moments names.
+func (c *checker) beta(path string, v float64, moments, kept string) {
+	switch {
+	case !(v >= 0 && v < 1):
 		c.addf("%s=%v must be at least 0 and below 1", path, v)
+	case kept == optimizer.BF16 && v > optimizer.MaxBetaBF16:
+		c.addf("%s=%v must be at most %v with %s=bf16: a slower decay is lost in rounding", path, v, optimizer.MaxBetaBF16, moments)
 	}
 }
 

@@ -87,6 +87,8 @@ func TestWrong(t *testing.T) {
 		{stage("rate: {tail: [{rate: 1, tokens: §0}]}"), "", "c.yaml: stages.0.rate.tail.0.tokens=0 must be at least 1"},
 		{stage("optimizer: {kind: §muon}"), "", "c.yaml: stages.0.optimizer.kind=muon is not available in this version; known: adamw"},
 		{stage("optimizer: {beta2: §1}"), "", "c.yaml: stages.0.optimizer.beta2=1 must be at least 0 and below 1"},
+		{stage("optimizer: {moments: §fp8}"), "", "c.yaml: stages.0.optimizer.moments=fp8 is not available in this version; known: fp32, bf16"},
+		{stage("optimizer: {moments: bf16, beta2: §0.999}"), "", "c.yaml: stages.0.optimizer.beta2=0.999 must be at most 0.99609375 with stages.0.optimizer.moments=bf16: a slower decay is lost in rounding"},
 		{stage("optimizer: {clip: §-1}"), "", "c.yaml: stages.0.optimizer.clip=-1 must not be negative"},
 		{stage("mtp_weight: §0.3"), "", "c.yaml: stages.0.mtp_weight has no effect with model.mtp.depth=0"},
 		{"model: {moe: {score: softmax}}\n" + stage("router: {bias_speed: §0.1}"), "", "c.yaml: stages.0.router.bias_speed has no effect with model.moe.score=softmax: only the sigmoid gate has a selection bias"},

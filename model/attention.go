@@ -17,6 +17,7 @@ import (
 //	lse  [H, R]            log-sum-exp of the scores
 type attention struct {
 	Attention
+	plan  *plan
 	rope  *rope
 	scale float32
 
@@ -30,92 +31,163 @@ type attention struct {
 	ropeKey    linear // to kr
 	output     linear
 
-	// The heads of all segments run through kernel.Parallel; the two functions and their argument live here so that a
-	// call allocates nothing.
+	// What runs on all threads: the heads of all segments through kernel.Parallel, and loops over rows. The functions and
+	// their operands live here so that a call allocates nothing.
 	call                 attentionCall
 	runHead, runHeadGrad func(i int)
+	turnQ, turnK         *rowLoop
+	join, split          *rowLoop
 }
 
 type attentionPass struct {
-	cqIn, cq, cIn, c, q, k, kv, o tensor.Mat
-	cqRstd, cRstd, lse            []float32
+	cqIn, cIn          tensor.Mat
+	cq, c              operand
+	cqRstd, cRstd, lse []float32
+	kr                 tensor.Mat
+	q, k, kv, o        tensor.Mat // while they are there as matrices
+	keptQ, keptKV, out operand    // as they wait for the backward
 }
+
+// Operands of the attention, beside attentionInput.
+const (
+	queryLatent    = "self_attn.q_latent"
+	keyValueLatent = "self_attn.kv_latent"
+	queries        = "self_attn.q"
+	keysValues     = "self_attn.kv"
+	headsOutput    = "self_attn.heads"
+)
 
 type attentionCall struct {
-	pass            *pass
-	act             *attentionPass
-	do, dq, dk, dkv tensor.Mat
+	pass *pass
+	act  *attentionPass
+
+	do, dq, dk, dkv, dkr tensor.Mat
 }
 
-func newAttention(c Config, prefix string, byName map[string]*tensor.Param, rope *rope) *attention {
+func newAttention(c Config, pl *plan, prefix string, byName map[string]*tensor.Param, rope *rope) *attention {
 	at := c.Attention
 	get := func(name string) *tensor.Param { return byName[prefix+"self_attn."+name+".weight"] }
-	a := &attention{Attention: at, rope: rope, scale: float32(1 / math.Sqrt(float64(at.qk())))}
+	project := func(name string) linear { return pl.pack(linearOf(get(name))) }
+	a := &attention{Attention: at, plan: pl, rope: rope, scale: float32(1 / math.Sqrt(float64(at.qk())))}
 	if at.QLora > 0 {
-		a.queryDown, a.queryNorm, a.queryUp = linearOf(get("q_a_proj")), normOf(get("q_a_layernorm"), c.NormEps), linearOf(get("q_b_proj"))
+		a.queryDown, a.queryNorm, a.queryUp = project("q_a_proj"), normOf(get("q_a_layernorm"), c.NormEps), project("q_b_proj")
 	} else {
-		a.query = linearOf(get("q_proj"))
+		a.query = project("q_proj")
 	}
 	down := linearOf(get("kv_a_proj_with_mqa"))
-	a.latentDown, a.ropeKey = down.outputs(0, at.KVLora), down.outputs(at.KVLora, at.KVLora+at.Rope)
-	a.latentNorm, a.latentUp = normOf(get("kv_a_layernorm"), c.NormEps), linearOf(get("kv_b_proj"))
-	a.output = linearOf(get("o_proj"))
+	a.latentDown, a.ropeKey = pl.pack(down.outputs(0, at.KVLora)), pl.pack(down.outputs(at.KVLora, at.KVLora+at.Rope))
+	a.latentNorm, a.latentUp = normOf(get("kv_a_layernorm"), c.NormEps), project("kv_b_proj")
+	a.output = project("o_proj")
 	a.runHead, a.runHeadGrad = a.head, a.headGrad
+	a.turnQ, a.turnK, a.join, a.split = loopOf(a.turnQueries), loopOf(a.turnKeys), loopOf(a.joinRows), loopOf(a.splitRows)
 	return a
 }
 
 // forward adds the attention of x to y.
-func (a *attention) forward(p *pass, act *attentionPass, y, x tensor.Mat) {
-	rows, m := x.Rows, p.arena
-	a.queries(p, act, x)
-	kr := m.Mat(rows, a.Rope)
-	a.latent(p, act, kr, x)
-	act.kv = m.Mat(rows, a.Heads*(a.Nope+a.V))
-	a.latentUp.forward(act.kv, act.c, 0)
+func (a *attention) forward(p *pass, act *attentionPass, y tensor.Mat, x operand) {
+	rows, mark := x.rows(), p.temp.Mark()
+	a.project(p, act, x)
+	a.keys(p, act)
+	act.o, act.lse = p.keepUnless(a.plan.AttnOut != nil).Mat(rows, a.Heads*a.V), p.arena.Floats(a.Heads*rows)
+	kernel.Parallel(len(p.segments)*a.Heads, a.runHead)
+	act.out = p.operand(p.arena, headsOutput, act.o, a.plan.AttnOut, a.plan.AttnOutT)
+	a.output.forward(y, act.out, 1)
+	if !a.plan.up {
+		act.keptQ, act.keptKV = p.operand(p.arena, queries, act.q, a.plan.Core, nil), p.operand(p.arena, keysValues, act.kv, a.plan.Core, nil)
+	}
+	p.temp.Release(mark)
+}
 
-	act.k = m.Mat(rows, a.Heads*a.qk())
-	for r := range rows {
-		k, kv, shared := act.k.Row(r), act.kv.Row(r), kr.Row(r)
+// project fills the queries, with their latent where there is one, the latent c and the shared rotary key: these two are
+// all that a cache has to keep of a token.
+func (a *attention) project(p *pass, act *attentionPass, x operand) {
+	rows, m, normed := x.rows(), p.arena, p.keepUnless(a.plan.norm)
+	act.q = a.core(p).Mat(rows, a.Heads*a.qk())
+	a.call = attentionCall{pass: p, act: act}
+	if a.QLora > 0 {
+		act.cqIn, act.cqRstd = m.Mat(rows, a.QLora), m.Floats(rows)
+		a.queryDown.forward(act.cqIn, x, 0)
+		act.cq = a.plan.normed(p, normed, queryLatent, a.queryNorm, act.cqIn, act.cqRstd, tensor.Mat{})
+		a.queryUp.forward(act.q, act.cq, 0)
+	} else {
+		a.query.forward(act.q, x, 0)
+	}
+	a.turnQ.run(rows)
+	act.cIn, act.cRstd, act.kr = m.Mat(rows, a.KVLora), m.Floats(rows), m.Mat(rows, a.Rope)
+	a.latentDown.forward(act.cIn, x, 0)
+	act.c = a.plan.normed(p, normed, keyValueLatent, a.latentNorm, act.cIn, act.cRstd, tensor.Mat{})
+	a.ropeKey.forward(act.kr, x, 0)
+	a.turnK.run(rows)
+}
+
+// keys fills kv from the latent, and k from it and the shared key.
+func (a *attention) keys(p *pass, act *attentionPass) {
+	rows := act.c.rows()
+	act.kv = a.core(p).Mat(rows, a.Heads*(a.Nope+a.V))
+	a.latentUp.forward(act.kv, act.c, 0)
+	act.k = a.core(p).Mat(rows, a.Heads*a.qk())
+	a.join.run(rows)
+}
+
+// core is where queries, keys and values are made: they stay if the backward wants them as they are.
+func (a *attention) core(p *pass) *tensor.Arena { return p.keepUnless(a.plan.up || a.plan.Core != nil) }
+
+// again makes what the kernel's backward reads and forward did not keep, among the temporary values, and what jobs need in
+// the pass's arena.
+func (a *attention) again(p *pass, act *attentionPass, x operand) {
+	rows := x.rows()
+	if a.plan.norm {
+		if a.QLora > 0 {
+			act.cq = a.plan.normed(p, p.arena, queryLatent, a.queryNorm, act.cqIn, act.cqRstd, tensor.Mat{})
+		}
+		act.c = a.plan.normed(p, p.arena, keyValueLatent, a.latentNorm, act.cIn, act.cRstd, tensor.Mat{})
+	}
+	a.call = attentionCall{pass: p, act: act}
+	switch {
+	case a.plan.up:
+		act.q = p.temp.Mat(rows, a.Heads*a.qk())
+		if a.QLora > 0 {
+			a.queryUp.forward(act.q, act.cq, 0)
+		} else {
+			a.query.forward(act.q, x, 0)
+		}
+		a.turnQ.run(rows)
+		a.keys(p, act)
+	case a.plan.Core != nil:
+		act.q, act.kv, act.k = p.load(act.keptQ), p.load(act.keptKV), p.temp.Mat(rows, a.Heads*a.qk())
+		a.join.run(rows)
+	}
+	act.o = p.load(act.out)
+}
+
+// turnQueries and turnKeys turn the rotary columns of queries and shared key to their positions.
+func (a *attention) turnQueries(from, to int) {
+	c := &a.call
+	for r := from; r < to; r++ {
+		q := c.act.q.Row(r)
+		for h := range a.Heads {
+			a.rope.rotate(q[h*a.qk()+a.Nope:], c.pass.position[r])
+		}
+	}
+}
+
+func (a *attention) turnKeys(from, to int) {
+	c := &a.call
+	for r := from; r < to; r++ {
+		a.rope.rotate(c.act.kr.Row(r), c.pass.position[r])
+	}
+}
+
+// joinRows joins the heads' own keys and the shared one.
+func (a *attention) joinRows(from, to int) {
+	c := &a.call
+	for r := from; r < to; r++ {
+		k, kv, shared := c.act.k.Row(r), c.act.kv.Row(r), c.act.kr.Row(r)
 		for h := range a.Heads {
 			head := k[h*a.qk() : (h+1)*a.qk()]
 			copy(head, kv[h*(a.Nope+a.V):][:a.Nope])
 			copy(head[a.Nope:], shared)
 		}
-	}
-	act.o, act.lse = m.Mat(rows, a.Heads*a.V), m.Floats(a.Heads*rows)
-	a.call = attentionCall{pass: p, act: act}
-	kernel.Parallel(len(p.segments)*a.Heads, a.runHead)
-	a.output.forward(y, act.o, 1)
-}
-
-// queries fills q, with its latent where there is one.
-func (a *attention) queries(p *pass, act *attentionPass, x tensor.Mat) {
-	rows, m := x.Rows, p.arena
-	act.q = m.Mat(rows, a.Heads*a.qk())
-	if a.QLora > 0 {
-		act.cqIn, act.cq, act.cqRstd = m.Mat(rows, a.QLora), m.Mat(rows, a.QLora), m.Floats(rows)
-		a.queryDown.forward(act.cqIn, x, 0)
-		a.queryNorm.forward(act.cq, act.cqIn, act.cqRstd)
-		a.queryUp.forward(act.q, act.cq, 0)
-	} else {
-		a.query.forward(act.q, x, 0)
-	}
-	for r := range rows {
-		for h := range a.Heads {
-			a.rope.rotate(act.q.Row(r)[h*a.qk()+a.Nope:], p.position[r])
-		}
-	}
-}
-
-// latent fills c and the shared rotary key: all that a cache has to keep of a token.
-func (a *attention) latent(p *pass, act *attentionPass, kr, x tensor.Mat) {
-	rows, m := x.Rows, p.arena
-	act.cIn, act.c, act.cRstd = m.Mat(rows, a.KVLora), m.Mat(rows, a.KVLora), m.Floats(rows)
-	a.latentDown.forward(act.cIn, x, 0)
-	a.latentNorm.forward(act.c, act.cIn, act.cRstd)
-	a.ropeKey.forward(kr, x, 0)
-	for r := range rows {
-		a.rope.rotate(kr.Row(r), p.position[r])
 	}
 }
 
@@ -151,40 +223,47 @@ func (a *attention) headGrad(i int) {
 }
 
 // backward sets dx, given the gradient dy of forward's y (whose own path past the attention is the caller's).
-func (a *attention) backward(p *pass, act *attentionPass, dx, dy, x tensor.Mat) {
-	rows, m := x.Rows, p.arena
-	dq, dkv := m.Mat(rows, a.Heads*a.qk()), tensor.MatOf(rows, act.kv.Cols, m.Zeros(rows*act.kv.Cols))
-	dkr := tensor.MatOf(rows, a.Rope, m.Zeros(rows*a.Rope))
-	mark := m.Mark()
-	do, dk := m.Mat(rows, a.Heads*a.V), tensor.MatOf(rows, dq.Cols, m.Zeros(rows*dq.Cols))
-	a.output.backward(p, do, dy, act.o, 0)
-	a.call = attentionCall{p, act, do, dq, dk, dkv}
+func (a *attention) backward(p *pass, act *attentionPass, dx, dy tensor.Mat, x operand) {
+	rows, mark, pl, g := x.rows(), p.temp.Mark(), a.plan, a.plan.gradients(p)
+	a.again(p, act, x)
+	dq, dkv, dkr := g.Mat(rows, a.Heads*a.qk()), zeroMat(g, rows, act.kv.Cols), g.Mat(rows, a.Rope)
+	do, dk := p.temp.Mat(rows, a.Heads*a.V), zeroMat(p.temp, rows, dq.Cols)
+	a.output.backward(p, do, pl.gradient(p, gradientOf+"self_attn.output", dy), act.out, 0)
+	a.call = attentionCall{pass: p, act: act, do: do, dq: dq, dk: dk, dkv: dkv, dkr: dkr}
 	kernel.Parallel(len(p.segments)*a.Heads, a.runHeadGrad)
-	for r := range rows {
-		shared := dkr.Row(r)
+	a.split.run(rows)
+
+	if a.QLora > 0 {
+		dcq := g.Mat(rows, a.QLora)
+		a.queryUp.backward(p, dcq, pl.gradient(p, gradientOf+queries, dq), act.cq, 0)
+		a.queryNorm.backward(dcq, dcq, act.cqIn, act.cqRstd)
+		a.queryDown.backward(p, dx, pl.gradient(p, gradientOf+queryLatent, dcq), x, 0)
+	} else {
+		a.query.backward(p, dx, pl.gradient(p, gradientOf+queries, dq), x, 0)
+	}
+	dc := g.Mat(rows, a.KVLora)
+	a.latentUp.backward(p, dc, pl.gradient(p, gradientOf+keysValues, dkv), act.c, 0)
+	a.latentNorm.backward(dc, dc, act.cIn, act.cRstd)
+	a.latentDown.backward(p, dx, pl.gradient(p, gradientOf+keyValueLatent, dc), x, 1)
+	a.ropeKey.backward(p, dx, pl.gradient(p, gradientOf+"self_attn.k_rope", dkr), x, 1)
+	p.temp.Release(mark)
+}
+
+// splitRows is the backward of joinRows and turnRows: it splits dk into the heads' own part, in dkv, and that of the shared
+// key, and turns the rotary columns back.
+func (a *attention) splitRows(from, to int) {
+	c := &a.call
+	for r := from; r < to; r++ {
+		dq, dk, dkv, shared, at := c.dq.Row(r), c.dk.Row(r), c.dkv.Row(r), c.dkr.Row(r), c.pass.position[r]
+		clear(shared)
 		for h := range a.Heads {
-			head := dk.Row(r)[h*a.qk() : (h+1)*a.qk()]
-			copy(dkv.Row(r)[h*(a.Nope+a.V):], head[:a.Nope])
+			head := dk[h*a.qk() : (h+1)*a.qk()]
+			copy(dkv[h*(a.Nope+a.V):], head[:a.Nope])
 			for j, v := range head[a.Nope:] {
 				shared[j] += v
 			}
-			a.rope.unrotate(dq.Row(r)[h*a.qk()+a.Nope:], p.position[r])
+			a.rope.unrotate(dq[h*a.qk()+a.Nope:], at)
 		}
-		a.rope.unrotate(shared, p.position[r])
+		a.rope.unrotate(shared, at)
 	}
-	m.Release(mark)
-
-	if a.QLora > 0 {
-		dcq := m.Mat(rows, a.QLora)
-		a.queryUp.backward(p, dcq, dq, act.cq, 0)
-		a.queryNorm.backward(dcq, dcq, act.cqIn, act.cqRstd)
-		a.queryDown.backward(p, dx, dcq, x, 0)
-	} else {
-		a.query.backward(p, dx, dq, x, 0)
-	}
-	dc := m.Mat(rows, a.KVLora)
-	a.latentUp.backward(p, dc, dkv, act.c, 0)
-	a.latentNorm.backward(dc, dc, act.cIn, act.cRstd)
-	a.latentDown.backward(p, dx, dc, x, 1)
-	a.ropeKey.backward(p, dx, dkr, x, 1)
 }

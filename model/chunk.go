@@ -12,12 +12,16 @@ import (
 // with the activations of the micro-batches in flight. It implements pipeline.Stage. It is used by one goroutine at a
 // time.
 type Chunk struct {
-	config Config
-	part   Part
+	config   Config
+	part     Part
+	plan     *plan
+	packer   *packer
+	watching *watching
+	temp     *tensor.Arena // see pass
 
 	params        []*tensor.Param
 	values, grads []float32
-	embed         *tensor.Param // nil without the embedding
+	embed         *embedding // nil without the embedding
 	blocks        []*block
 	head          *head // nil without the head
 	routers       []*Router
@@ -34,8 +38,8 @@ type Chunk struct {
 	nonFinite *NonFiniteError
 }
 
-// New makes the part of a model that p says, with weights drawn from the seed. The exchange may be nil with one expert
-// rank.
+// New makes the part of a model that p says, with weights drawn from the seed. The exchange is that of several expert ranks;
+// with one it is not used, and may be nil.
 func New(c Config, p Part, seed uint64, x Exchange) (*Chunk, error) {
 	if errs := c.Validate(); len(errs) > 0 {
 		return nil, errs[0]
@@ -49,23 +53,24 @@ func New(c Config, p Part, seed uint64, x Exchange) (*Chunk, error) {
 	if x == nil && p.ExpertSize > 1 {
 		return nil, fmt.Errorf("model: %d expert ranks need an exchange", p.ExpertSize)
 	}
-	ch := &Chunk{config: c, part: p}
+	ch := &Chunk{config: c, part: p, plan: newPlan(c), temp: tensor.NewArena(0)}
 	var byName map[string]*tensor.Param
 	ch.params, byName, ch.values, ch.grads = params(c, p, seed)
 	rope := newRope(c.Context, c.Attention.Rope, c.Attention.RopeTheta)
 	for l := p.First; l < p.Last; l++ {
-		ch.blocks = append(ch.blocks, newBlock(c, p, l, byName, rope, x))
+		ch.blocks = append(ch.blocks, newBlock(c, ch.plan, p, l, byName, rope, x))
 	}
 	if p.Embed {
-		ch.embed = byName[embedName]
+		ch.embed = embeddingOf(byName[embedName])
 	}
 	blocks := ch.blocks
 	if p.Head {
-		ch.head = newHead(c, p, byName, rope, x)
+		ch.head = newHead(c, ch.plan, p, byName, rope, x)
 		for _, m := range ch.head.mtp {
 			blocks = append(blocks[:len(blocks):len(blocks)], m.block)
 		}
 	}
+	ch.packer = newPacker(ch.plan)
 	for _, b := range blocks {
 		if b.moe != nil {
 			ch.routers = append(ch.routers, b.moe.router)
@@ -91,6 +96,7 @@ func (c *Chunk) Routers() []*Router { return c.routers }
 // Bind gives the chunk the micro-batches of the coming step (index = micro number) and the step's settings, and zeroes sums
 // and counts. Gradients are zeroed by ZeroGrads. What was in flight, after a step that failed, is dropped.
 func (c *Chunk) Bind(m []Micro, s Settings) {
+	c.packer.run()
 	c.micros = append(c.micros[:0], m...)
 	c.settings = s
 	for i, p := range c.flying {
@@ -159,8 +165,9 @@ func (c *Chunk) take(micro int, in []float32, keep bool) (*pass, error) {
 		copy(c.free, c.free[1:])
 		c.free = c.free[:len(c.free)-1]
 	} else {
-		p = &pass{arena: tensor.NewArena(0), blocks: make([]blockPass, len(c.blocks))}
+		p = &pass{arena: tensor.NewArena(0), temp: c.temp, blocks: make([]blockPass, len(c.blocks))}
 	}
+	p.watching = c.watching
 	p.begin(c.config, micro, m, keep)
 	p.metrics = nil
 	if c.perMicro > 0 {
@@ -196,13 +203,10 @@ func (c *Chunk) inFlight(micro int) (*pass, error) {
 // input sets x to the embedding of the tokens, or to what the stage before sent.
 func (c *Chunk) input(p *pass, x tensor.Mat, in []float32) {
 	if c.embed == nil {
-		copy(x.Data, in)
+		kernel.Copy(x.Data, in)
 		return
 	}
-	table := c.embed.Mat()
-	for r, t := range p.micro.Tokens {
-		copy(x.Row(r), table.Row(int(t)))
-	}
+	c.embed.forward(x, p.all, p.micro.Tokens)
 	p.watch(x, false, -1, placeBlock, -1)
 }
 
@@ -248,7 +252,7 @@ func (c *Chunk) BackwardInput(ctx context.Context, micro int, dout []float32) (d
 			return nil, fmt.Errorf("micro-batch %d: gradient of %d numbers for %d rows of model.dim=%d", micro, len(dout), rows, d)
 		}
 		dx = p.arena.Mat(rows, d)
-		copy(dx.Data, dout)
+		kernel.Copy(dx.Data, dout)
 	}
 	for i := len(c.blocks) - 1; i >= 0; i-- {
 		if dx, err = c.blocks[i].backward(ctx, p, &p.blocks[i], dx); err != nil {
@@ -259,10 +263,7 @@ func (c *Chunk) BackwardInput(ctx context.Context, micro int, dout []float32) (d
 	if c.embed == nil {
 		return dx.Data, nil
 	}
-	grad := c.embed.GradMat()
-	for r, t := range p.micro.Tokens {
-		kernel.Add(grad.Row(int(t)), dx.Row(r))
-	}
+	c.embed.backward(dx, p.all, p.micro.Tokens)
 	return nil, nil
 }
 
@@ -273,7 +274,7 @@ func (c *Chunk) BackwardWeight(_ context.Context, micro int) error {
 		return err
 	}
 	for i := range p.jobs {
-		p.jobs[i].run()
+		p.jobs[i].run(p)
 	}
 	c.release(micro)
 	return nil

@@ -223,20 +223,27 @@ func TestRowIndependence(t *testing.T) {
 // Threads change no bit.
 func TestThreads(t *testing.T) {
 	defer kernel.SetThreads(kernel.Threads())
-	c := tiny()
-	m := []Micro{micro(c, 1, 3, 32)}
-	var want map[string][]float32
-	for _, n := range []int{1, 3} {
-		kernel.SetThreads(n)
-		p := cut(t, c, 5, 0)
-		p.step(t, m, Settings{MTPWeight: 0.3})
-		if want == nil {
-			want = p.grads()
-			continue
-		}
-		for name, g := range p.grads() {
-			if !slices.Equal(g, want[name]) {
-				t.Errorf("%d threads: gradient of %s has other bits", n, name)
+	for name, r := range recipes() {
+		c := tiny()
+		c.Dim, c.MoE.SeqAux, c.Recipe = 80, 0.5, r // more than one range of columns
+		m := []Micro{micro(c, 1, 5, 32)}
+		var want map[string][]float32
+		var sums []Sums
+		for _, n := range []int{1, 3} {
+			kernel.SetThreads(n)
+			p := cut(t, c, 5, 0)
+			s := append(p.step(t, m, Settings{MTPWeight: 0.3}), p.evaluate(t, m, Settings{MTPWeight: 0.3})...)
+			if want == nil {
+				want, sums = p.grads(), s
+				continue
+			}
+			if !slices.EqualFunc(s, sums, Sums.equal) {
+				t.Errorf("%s, %d threads: sums %v, want %v", name, n, s, sums)
+			}
+			for param, g := range p.grads() {
+				if !slices.Equal(g, want[param]) {
+					t.Errorf("%s, %d threads: gradient of %s has other bits", name, n, param)
+				}
 			}
 		}
 	}
@@ -244,18 +251,21 @@ func TestThreads(t *testing.T) {
 
 // An empty micro-batch, and a chunk without layers, are legal.
 func TestEmpty(t *testing.T) {
-	c := tiny()
-	full := micro(c, 1, 2, 8)
-	a, b := cut(t, c, 5, 0), cut(t, c, 5, 0, 0, 1, 1, 3)
-	want := a.step(t, []Micro{full}, Settings{MTPWeight: 0.3})
-	got := b.step(t, []Micro{{Len: 8}, full, {}}, Settings{MTPWeight: 0.3})
-	if !got[0].equal(Sums{}) || !got[2].equal(Sums{}) || !got[1].equal(want[0]) {
-		t.Errorf("sums %v, want %v between zeros", got, want)
-	}
-	grads := b.grads()
-	for n, g := range a.grads() {
-		if !slices.Equal(grads[n], g) {
-			t.Errorf("gradient of %s has other bits", n)
+	for name, r := range recipes() {
+		c := tiny()
+		c.Recipe = r
+		full := micro(c, 1, 2, 8)
+		a, b := cut(t, c, 5, 0), cut(t, c, 5, 0, 0, 1, 1, 3)
+		want := a.step(t, []Micro{full}, Settings{MTPWeight: 0.3})
+		got := b.step(t, []Micro{{Len: 8}, full, {}}, Settings{MTPWeight: 0.3})
+		if !got[0].equal(Sums{}) || !got[2].equal(Sums{}) || !got[1].equal(want[0]) {
+			t.Errorf("%s: sums %v, want %v between zeros", name, got, want)
+		}
+		grads := b.grads()
+		for n, g := range a.grads() {
+			if !slices.Equal(grads[n], g) {
+				t.Errorf("%s: gradient of %s has other bits", name, n)
+			}
 		}
 	}
 }
@@ -269,41 +279,50 @@ func TestLossNearUniform(t *testing.T) {
 	near(t, "MTP loss", s.MTP/s.Weight, math.Log(float64(c.vocab()))*31/32, 0.02) // divided by T, with T-1 terms
 }
 
-// TestWarmStepAllocatesNothing over one thread and the identity route.
+// TestWarmStepAllocatesNothing over the identity route.
 func TestWarmStepAllocatesNothing(t *testing.T) {
 	defer kernel.SetThreads(kernel.Threads())
-	kernel.SetThreads(1)
-	c := tiny()
-	c.MTP.Depth = 2
-	ch := cut(t, c, 5, 0)[0]
-	micros := []Micro{micro(c, 1, 2, 16), micro(c, 2, 2, 16)}
-	ctx := context.Background()
-	step := func() {
-		ch.Bind(micros, Settings{MTPWeight: 0.3})
-		ch.ZeroGrads()
-		for i := range micros {
-			if _, err := ch.Forward(ctx, i, nil); err != nil {
-				t.Fatal(err)
+	for name, r := range recipes() {
+		for _, again := range [][]string{nil, recomputable} {
+			if name == "hopper" && again != nil {
+				continue // slow
+			}
+			c := tiny()
+			c.MTP.Depth, c.MoE.SeqAux, c.Recipe, c.Recompute = 2, 0.5, r, again
+			ch := cut(t, c, 5, 0)[0]
+			micros := []Micro{micro(c, 1, 4, 32), micro(c, 2, 4, 32)} // more than one range of rows
+			ctx := context.Background()
+			step := func() {
+				ch.Bind(micros, Settings{MTPWeight: 0.3})
+				ch.ZeroGrads()
+				for i := range micros {
+					if _, err := ch.Forward(ctx, i, nil); err != nil {
+						t.Fatal(err)
+					}
+				}
+				for i := range micros {
+					if _, err := ch.BackwardInput(ctx, i, nil); err != nil {
+						t.Fatal(err)
+					}
+					if err := ch.BackwardWeight(ctx, i); err != nil {
+						t.Fatal(err)
+					}
+				}
+				for i := range micros {
+					if _, err := ch.Evaluate(ctx, i, nil); err != nil {
+						t.Fatal(err)
+					}
+				}
+			}
+			for _, threads := range []int{1, 2} {
+				kernel.SetThreads(threads)
+				step()
+				step()
+				if n := testing.AllocsPerRun(5, step); n != 0 {
+					t.Errorf("%s, recompute %v, %d threads: a warm step makes %v allocations", name, again, threads, n)
+				}
 			}
 		}
-		for i := range micros {
-			if _, err := ch.BackwardInput(ctx, i, nil); err != nil {
-				t.Fatal(err)
-			}
-			if err := ch.BackwardWeight(ctx, i); err != nil {
-				t.Fatal(err)
-			}
-		}
-		for i := range micros {
-			if _, err := ch.Evaluate(ctx, i, nil); err != nil {
-				t.Fatal(err)
-			}
-		}
-	}
-	step()
-	step()
-	if n := testing.AllocsPerRun(5, step); n != 0 {
-		t.Errorf("a warm step makes %v allocations", n)
 	}
 }
 
@@ -314,6 +333,7 @@ func TestFlopsCounter(t *testing.T) {
 		func(c *Config) { c.Attention.QLora, c.MTP.Depth, c.MoE.Shared = 0, 0, 0 },
 		func(c *Config) { c.MTP.Depth, c.TieEmbed, c.DenseLayers = 2, true, 0 },
 		func(c *Config) { *c = c.RewardModel() },
+		func(c *Config) { c.Recipe = recipes()["fp8"] },
 	} {
 		c := tiny()
 		change(&c)
@@ -469,13 +489,15 @@ func TestRefusals(t *testing.T) {
 	_, err = p[0].BackwardInput(ctx, 0, make([]float32, 1))
 	fails(t, err, "gradient of 1 numbers")
 	for _, part := range []Part{{First: 1, Last: 9}, {First: 1, Last: 2, Embed: true}, {First: 0, Last: 1, Head: true}, {Last: 3, ExpertRank: 2, ExpertSize: 2}, {Last: 3, ExpertSize: 9}} {
-		_, err = New(c, part, 1, LocalExchange)
+		_, err = New(c, part, 1, nil)
 		fails(t, err, "model: ")
 	}
 	_, err = New(c, Part{Last: 3, ExpertSize: 2}, 1, nil)
 	fails(t, err, "need an exchange")
 	lost := errors.New("lost rank 3")
-	ch, err := New(c, Whole(c), 1, func(context.Context, int, []int) (Route, error) { return nil, lost })
+	part := Whole(c)
+	part.ExpertSize = 2
+	ch, err := New(c, part, 1, func(context.Context, int, []int) (Route, error) { return nil, lost })
 	check(t, err)
 	ch.Bind([]Micro{good}, Settings{})
 	_, err = ch.Forward(ctx, 0, nil)

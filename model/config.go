@@ -3,7 +3,18 @@ package model
 import (
 	"fmt"
 	"slices"
+	"strings"
 )
+
+// What Config.Recompute may name (DeepSeek-V3 §3.2.3 recomputes all three): outputs of norms that Linears read; queries, keys
+// and values, from their latents; outputs of SwiGLU, which recipes with codes make again in any case.
+const (
+	RecomputeNorm   = "norm"
+	RecomputeUp     = "mla_up"
+	RecomputeSwiGLU = "swiglu"
+)
+
+var recomputable = []string{RecomputeNorm, RecomputeUp, RecomputeSwiGLU}
 
 // Config is the architecture: DeepSeek-V3's, scaled by its numbers. The yaml names are the settings' names, and every
 // message about a setting uses its full path (model.attention.rope).
@@ -18,7 +29,8 @@ type Config struct {
 	InitStd     float64   `yaml:"init_std"`       // standard deviation of the initial weights
 	NormEps     float64   `yaml:"norm_eps"`       // epsilon of every RMSNorm
 	Context     int       `yaml:"context"`        // longest sequence
-	Recompute   []string  `yaml:"recompute"`      // activations to recompute in the backward; none can be yet
+	Recompute   []string  `yaml:"recompute"`      // activations to make again in the backward: norm, mla_up, swiglu
+	Recipe      Recipe    `yaml:"-"`              // how operands are stored; from precision.recipe
 	Attention   Attention `yaml:"attention"`
 	MoE         MoE       `yaml:"moe"`
 	MTP         MTP       `yaml:"mtp"`
@@ -119,8 +131,12 @@ func (c Config) Validate() []error {
 	}
 	positive("init_std", c.InitStd)
 	positive("norm_eps", c.NormEps)
-	for _, r := range c.Recompute {
-		bad("model.recompute names %q, but nothing can be recomputed in this version; use []", r)
+	for i, r := range c.Recompute {
+		if !slices.Contains(recomputable, r) {
+			bad("model.recompute names %q; known: %s", r, strings.Join(recomputable, ", "))
+		} else if slices.Contains(c.Recompute[:i], r) {
+			bad("model.recompute names %q twice", r)
+		}
 	}
 
 	a := c.Attention

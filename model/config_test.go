@@ -120,7 +120,7 @@ func TestTensorsNamesAndParts(t *testing.T) {
 	for rank := range 3 { // 3 does not divide 8 experts
 		for _, part := range []Part{{First: 0, Last: 2, Embed: true}, {First: 2, Last: 3, Head: true}} {
 			part.ExpertRank, part.ExpertSize = rank, 3
-			ch, err := New(c, part, 7, LocalExchange)
+			ch, err := New(c, part, 7, newMeeting(3, c.MoE.Experts).exchange(rank))
 			check(t, err)
 			for _, p := range ch.Params() {
 				seen[p.Name]++

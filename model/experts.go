@@ -5,12 +5,14 @@ import (
 	"fmt"
 
 	"moetor/internal/kernel"
+	"moetor/internal/lowp"
 	"moetor/internal/tensor"
 )
 
 // An Exchange fixes the route of one micro-batch from how many rows this rank has for each expert (all experts, global
 // numbering). It is a function type so that wiring is a closure over parallel/expert. It is called once for every MoE
-// layer of every micro-batch, in the same order on all ranks of an expert group, also with no rows at all.
+// layer of every micro-batch, in the same order on all ranks of an expert group, also with no rows at all. A single expert
+// rank needs none.
 type Exchange func(ctx context.Context, layer int, rowsPerExpert []int) (Route, error)
 
 // A Route moves rows to the ranks that own their experts, and back. It only moves: gate weights are the model's.
@@ -24,25 +26,12 @@ type Route interface {
 	Combine(ctx context.Context, dst, src tensor.Mat) error
 }
 
-// localRoute is the identity route of a single expert rank.
+// localRoute is the identity route of a single expert rank. Rows have arrived where they were sorted: dst is src.
 type localRoute struct{ rows []int }
 
-// LocalExchange is the Exchange of a single expert rank. New uses it (without its allocation) when it gets none.
-func LocalExchange(_ context.Context, _ int, rowsPerExpert []int) (Route, error) {
-	return &localRoute{rowsPerExpert}, nil
-}
-
-func (r *localRoute) Rows() []int { return r.rows }
-
-func (r *localRoute) Dispatch(_ context.Context, dst, src tensor.Mat) error {
-	kernel.Copy(dst.Data, src.Data)
-	return nil
-}
-
-func (r *localRoute) Combine(_ context.Context, dst, src tensor.Mat) error {
-	kernel.Copy(dst.Data, src.Data)
-	return nil
-}
+func (r *localRoute) Rows() []int                                       { return r.rows }
+func (r *localRoute) Dispatch(_ context.Context, _, _ tensor.Mat) error { return nil }
+func (r *localRoute) Combine(_ context.Context, _, _ tensor.Mat) error  { return nil }
 
 // moe is a DeepSeekMoE layer (DeepSeek-V3 §2.1.2): every token passes the shared experts, and the K experts that the
 // router chose for it, weighted. No token is dropped, and padding goes to no routed expert.
@@ -53,57 +42,56 @@ func (r *localRoute) Combine(_ context.Context, dst, src tensor.Mat) error {
 //	gate, up, hidden [M, inter]   out [M, d] experts' outputs; combine turns them into
 //	returned [N K, d]   outputs in the order of sorted
 type moe struct {
+	plan     *plan
 	layer    int
 	router   *Router
 	shared   *ffn
-	exchange Exchange
+	exchange Exchange // nil with one expert rank
 
-	first          int         // global number of the first local expert
-	gate, up, down [][]float32 // weights of the local experts
-	gateGrad       [][]float32
-	upGrad         [][]float32
-	downGrad       [][]float32
+	first          int // global number of the first local expert
+	gate, up, down experts
 	inter          int
+	wire           *wire
+	names          *hiddenNames
 }
 
 type moePass struct {
 	gatePass
-	shared                    ffnPass
-	rows                      []int   // E: rows of this rank for each expert
-	place                     []int32 // N K: place of a token's slot among the sorted rows
-	fill                      []int   // E: scratch of the sort
-	local                     localRoute
-	route                     Route
-	arrived, gate, up, hidden tensor.Mat
-	returned                  tensor.Mat
+	hiddenPass
+	shared            hiddenPass
+	place             []int32 // N K: place of a token's slot among the sorted rows
+	fill              []int   // E: scratch of the sort
+	local             localRoute
+	route             Route
+	arrived, returned operand
 }
 
-func newMoE(c Config, part Part, layer int, byName map[string]*tensor.Param, x Exchange) *moe {
+func newMoE(c Config, pl *plan, part Part, layer int, byName map[string]*tensor.Param, x Exchange) *moe {
 	prefix := layerName(layer) + "mlp."
-	m := &moe{layer: layer, exchange: x, inter: c.MoE.Inter, router: newRouter(c, layer, byName[prefix+"gate.weight"])}
+	m := &moe{plan: pl, wire: newWire(), names: namesOf("experts."), layer: layer, inter: c.MoE.Inter, router: newRouter(c, layer, byName[prefix+"gate.weight"])}
+	if part.ExpertSize > 1 {
+		m.exchange = x
+	}
 	if c.MoE.Shared > 0 {
-		m.shared = newFFN(prefix+"shared_experts.", byName)
+		m.shared = newFFN(pl, prefix, "shared_experts.", byName)
 	}
 	from, to := part.experts(c.MoE.Experts)
 	m.first = from
 	for e := from; e < to; e++ {
-		add := func(name string, values, grads *[][]float32) {
-			p := byName[fmt.Sprintf("%sexperts.%d.%s.weight", prefix, e, name)]
-			*values, *grads = append(*values, p.Value), append(*grads, p.Grad)
-		}
-		add("gate_proj", &m.gate, &m.gateGrad)
-		add("up_proj", &m.up, &m.upGrad)
-		add("down_proj", &m.down, &m.downGrad)
+		get := func(name string) *tensor.Param { return byName[fmt.Sprintf("%sexperts.%d.%s.weight", prefix, e, name)] }
+		m.gate.add(pl, get("gate_proj"))
+		m.up.add(pl, get("up_proj"))
+		m.down.add(pl, get("down_proj"))
 	}
 	return m
 }
 
-// forward adds the layer's output for x to y. real are the rows that are routed.
-func (m *moe) forward(ctx context.Context, p *pass, act *moePass, y, x tensor.Mat, real []int32) error {
+// forward adds the layer's output for x to y; full is x as it is. real are the rows that are routed.
+func (m *moe) forward(ctx context.Context, p *pass, act *moePass, y tensor.Mat, x operand, full tensor.Mat, real []int32) error {
 	if m.shared != nil {
 		m.shared.forward(p, &act.shared, y, x)
 	}
-	m.router.forward(p, &act.gatePass, x, real)
+	m.router.forward(p, &act.gatePass, full, real)
 	m.sort(act)
 	var err error
 	if m.exchange == nil {
@@ -112,47 +100,112 @@ func (m *moe) forward(ctx context.Context, p *pass, act *moePass, y, x tensor.Ma
 	} else if act.route, err = m.exchange(ctx, m.layer, act.rows); err != nil {
 		return fmt.Errorf("layer %d: expert exchange: %w", m.layer, err)
 	}
-	rows := act.route.Rows()
-	arrived, sent, d := 0, len(act.chosen), x.Cols
-	for _, n := range rows {
-		arrived += n
-	}
-	a := p.arena
-	act.arrived, act.returned = a.Mat(arrived, d), a.Mat(sent, d)
-	act.gate, act.up, act.hidden = a.Mat(arrived, m.inter), a.Mat(arrived, m.inter), a.Mat(arrived, m.inter)
-	mark := a.Mark()
-	sorted, out := a.Mat(sent, d), a.Mat(arrived, d)
-	m.gather(act, sorted, x)
-	if err := act.route.Dispatch(ctx, act.arrived, sorted); err != nil {
+	act.names = m.names
+	rows, slots := act.route.Rows(), m.slots(act, full.Cols)
+	if act.arrived, err = m.dispatch(ctx, p, act, slots, full); err != nil {
 		return fmt.Errorf("layer %d: dispatch: %w", m.layer, err)
 	}
-	kernel.GroupedGemm(kernel.NT, rows, m.inter, d, act.arrived.Data, m.gate, 0, act.gate.Data)
-	kernel.GroupedGemm(kernel.NT, rows, m.inter, d, act.arrived.Data, m.up, 0, act.up.Data)
-	kernel.SwiGLU(act.hidden.Data, act.gate.Data, act.up.Data)
-	kernel.GroupedGemm(kernel.NT, rows, d, m.inter, act.hidden.Data, m.down, 0, out.Data)
+	gate, up := m.plan.inputs(p, act.arrived.rows(), m.inter)
+	m.gate.forward(rows, gate, act.arrived)
+	m.up.forward(rows, up, act.arrived)
+	out := p.keepUnless(m.exchange != nil || m.plan.Combine != nil).Mat(act.arrived.rows(), full.Cols)
+	m.down.forward(rows, out, m.plan.hidden(p, &act.hiddenPass, gate, up))
 	m.watch(p, rows, out, false)
-	if err := act.route.Combine(ctx, act.returned, out); err != nil {
+	if act.returned, err = m.combine(ctx, p, act, p.arena, expertOutput, out); err != nil {
 		return fmt.Errorf("layer %d: combine: %w", m.layer, err)
 	}
-	a.Release(mark)
-	k := m.router.moe.TopK
-	for n, r := range act.real { // slots in order of their scores, whatever rank they come from
-		for j, g := range act.weight.Row(n) {
-			kernel.Axpy(y.Row(int(r)), g, act.returned.Row(int(act.place[n*k+j])))
-		}
-	}
+	slots.Combine(y.Data, y.Stride, act.weight.Data, p.load(act.returned).Data) // in order of the scores, whatever rank they come from
 	return nil
 }
 
-// sort counts the rows for each expert, and gives each slot of a token its place among them: by expert, within an expert
-// by token.
-func (m *moe) sort(act *moePass) {
-	experts := m.router.moe.Experts
-	act.rows, act.fill, act.place = grow(act.rows, experts), grow(act.fill, experts), grow(act.place, len(act.chosen))
-	clear(act.rows)
-	for _, e := range act.chosen {
-		act.rows[e]++
+// Operands on their way to the experts and back.
+const (
+	expertInput  = "experts.input"
+	expertOutput = "experts.output"
+)
+
+// dispatch sends a row of x for each choice of a token to its expert. Codes are multiplied as they arrive.
+func (m *moe) dispatch(ctx context.Context, p *pass, act *moePass, slots kernel.Slots, x tensor.Mat) (operand, error) {
+	n, sent, d, q := sumRows(act.route.Rows()), len(act.chosen), x.Cols, m.plan.Dispatch
+	if q == nil {
+		arrived := p.arena.Mat(n, d)
+		sorted := arrived
+		if m.exchange != nil {
+			sorted = p.temp.Mat(sent, d)
+		}
+		slots.Scatter(sorted.Data, x.Data, x.Stride)
+		return operand{mat: arrived}, act.route.Dispatch(ctx, arrived, sorted)
 	}
+	arrived := p.codes(p.arena, expertInput, q, n, d, nil)
+	sorted := arrived
+	if m.exchange != nil {
+		sorted = p.codes(p.temp, expertInput, q, sent, d, nil)
+	}
+	slots.ScatterQuantized(sorted, x.Data, x.Stride)
+	if p.watching != nil {
+		p.operand(p.temp, expertInput, x, q, nil)
+	}
+	return operand{codes: arrived, tall: m.plan.InputT}, m.move(ctx, p, act.route.Dispatch, arrived, sorted)
+}
+
+// combine sends the rows of experts back to where their tokens are.
+func (m *moe) combine(ctx context.Context, p *pass, act *moePass, a *tensor.Arena, name string, out tensor.Mat) (operand, error) {
+	sent, q := len(act.chosen), m.plan.Combine
+	if q == nil {
+		returned := out
+		if m.exchange != nil {
+			returned = a.Mat(sent, out.Cols)
+		}
+		return operand{mat: returned}, act.route.Combine(ctx, returned, out)
+	}
+	if m.exchange == nil {
+		return p.operand(a, name, out, q, nil), nil
+	}
+	returned := p.codes(a, name, q, sent, out.Cols, nil)
+	return operand{codes: returned}, m.move(ctx, p, act.route.Combine, returned, p.operand(p.temp, name, out, q, nil).codes)
+}
+
+// dispatchGrad is the backward of combine and of the weights: it sends the gradients of the experts' outputs to them.
+// values are these gradients.
+func (m *moe) dispatchGrad(ctx context.Context, p *pass, act *moePass, values tensor.Mat) (gradient, error) {
+	rows, d, q := act.route.Rows(), values.Cols, m.plan.Dispatch
+	if q == nil {
+		dOut := values
+		if m.exchange != nil {
+			dOut = p.arena.Mat(act.arrived.rows(), d)
+		}
+		return gradient{mat: dOut}, act.route.Dispatch(ctx, dOut, values)
+	}
+	same := *q == *m.plan.GradT
+	flat := p.codes(p.keepUnless(!same), m.names.dOut, q, act.arrived.rows(), d, nil)
+	sent := flat
+	if m.exchange != nil {
+		sent = p.codes(p.temp, m.names.dOut, q, values.Rows, d, nil)
+	}
+	p.quantize(m.names.dOut, sent, nil, values)
+	if err := m.move(ctx, p, act.route.Dispatch, flat, sent); err != nil || same {
+		return gradient{flat: flat, tall: flat}, err
+	}
+	g := gradient{flat: flat, tall: p.codes(p.arena, m.names.dOut, m.plan.GradT, flat.Rows, d, rows)}
+	kernel.Requantize(g.tall, flat)
+	return g, nil
+}
+
+func sumRows(rows []int) (n int) {
+	for _, r := range rows {
+		n += r
+	}
+	return n
+}
+
+// slots says where a token's rows stand among the sorted ones.
+func (m *moe) slots(act *moePass, cols int) kernel.Slots {
+	return kernel.Slots{Rows: act.real, Places: act.place, K: m.router.moe.TopK, Cols: cols}
+}
+
+// sort gives each slot of a token its place among the sorted rows: by expert, within an expert by token.
+func (m *moe) sort(act *moePass) {
+	act.fill, act.place = grow(act.fill, len(act.rows)), grow(act.place, len(act.chosen))
 	at := 0
 	for e, n := range act.rows {
 		act.fill[e] = at
@@ -164,18 +217,11 @@ func (m *moe) sort(act *moePass) {
 	}
 }
 
-// gather copies the rows of x to their places.
-func (m *moe) gather(act *moePass, sorted, x tensor.Mat) {
-	k := m.router.moe.TopK
-	for n, r := range act.real {
-		for _, to := range act.place[n*k : (n+1)*k] {
-			copy(sorted.Row(int(to)), x.Row(int(r)))
-		}
-	}
-}
-
-// watch looks for numbers that are not finite in each local expert's rows.
+// watch looks for numbers that are not finite, and if there are any, for the local expert that they are of.
 func (m *moe) watch(p *pass, rows []int, y tensor.Mat, backward bool) {
+	if kernel.Finite(y.Data) {
+		return
+	}
 	at := 0
 	for e, n := range rows {
 		p.watch(y.RowRange(at, at+n), backward, m.layer, placeExpert, m.first+e)
@@ -183,65 +229,53 @@ func (m *moe) watch(p *pass, rows []int, y tensor.Mat, backward bool) {
 	}
 }
 
-// backward sets dx, given the gradient dy of forward's y. Gradients travel the same route, and take the places of what
-// they are gradients of where that is spent: the returned outputs, gate and up.
-func (m *moe) backward(ctx context.Context, p *pass, act *moePass, dx, dy, x tensor.Mat) error {
+// backward sets dx, given the gradient dy of forward's y. Gradients travel the same route.
+func (m *moe) backward(ctx context.Context, p *pass, act *moePass, dx, dy tensor.Mat, x operand, full tensor.Mat) error {
 	if m.shared != nil {
 		m.shared.backward(p, &act.shared, dx, dy, x)
 	} else {
-		clear(dx.Data)
+		kernel.Zero(dx.Data)
 	}
-	k, d, rows, a := m.router.moe.TopK, x.Cols, act.route.Rows(), p.arena
-	dWeight, dOut := a.Mat(len(act.real), k), a.Mat(act.arrived.Rows, d)
-	mark := a.Mark()
-	for n, r := range act.real {
-		from := dy.Row(int(r))
-		for j, g := range act.weight.Row(n) {
-			out := act.returned.Row(int(act.place[n*k+j]))
-			dWeight.Row(n)[j] = dot(from, out)
-			for i, v := range from {
-				out[i] = g * v
-			}
-		}
-	}
-	if err := act.route.Dispatch(ctx, dOut, act.returned); err != nil {
+	rows, slots, n := act.route.Rows(), m.slots(act, full.Cols), act.arrived.rows()
+	dWeight, values := p.arena.Mat(len(act.real), slots.K), p.load(act.returned)
+	slots.CombineGrad(dWeight.Data, values.Data, dy.Data, dy.Stride, act.weight.Data)
+	dOut, err := m.dispatchGrad(ctx, p, act, values)
+	if err != nil {
 		return fmt.Errorf("layer %d: dispatch of gradients: %w", m.layer, err)
 	}
-	dHidden, dArrived := a.Mat(dOut.Rows, m.inter), a.Mat(dOut.Rows, d)
-	kernel.GroupedGemm(kernel.NN, rows, m.inter, d, dOut.Data, m.down, 0, dHidden.Data)
-	kernel.SwiGLUGrad(act.gate.Data, act.up.Data, dHidden.Data, act.gate.Data, act.up.Data)
-	kernel.GroupedGemm(kernel.NN, rows, d, m.inter, act.gate.Data, m.gate, 0, dArrived.Data)
-	kernel.GroupedGemm(kernel.NN, rows, d, m.inter, act.up.Data, m.up, 1, dArrived.Data)
-	p.jobs = append(p.jobs,
-		gradJob{rows: rows, grads: m.downGrad, dy: dOut, x: act.hidden, dn: d, xn: m.inter},
-		gradJob{rows: rows, grads: m.gateGrad, dy: act.gate, x: act.arrived, dn: m.inter, xn: d},
-		gradJob{rows: rows, grads: m.upGrad, dy: act.up, x: act.arrived, dn: m.inter, xn: d})
+	dHidden, dArrived := p.temp.Mat(n, m.inter), p.temp.Mat(n, full.Cols)
+	m.down.backward(rows, dHidden, dOut, 0)
+	dGate, dUp, hidden := m.plan.hiddenGrad(p, &act.hiddenPass, dHidden, rows)
+	m.gate.backward(rows, dArrived, dGate, 0)
+	m.up.backward(rows, dArrived, dUp, 1)
+	m.down.owe(p, rows, dOut, hidden)
+	m.gate.owe(p, rows, dGate, act.arrived)
+	m.up.owe(p, rows, dUp, act.arrived)
 	m.watch(p, rows, dArrived, true)
-	if err := act.route.Combine(ctx, act.returned, dArrived); err != nil {
+	dSorted, err := m.combine(ctx, p, act, p.temp, gradientOf+expertInput, dArrived)
+	if err != nil {
 		return fmt.Errorf("layer %d: combine of gradients: %w", m.layer, err)
 	}
-	a.Release(mark)
-	for n, r := range act.real {
-		for _, at := range act.place[n*k : (n+1)*k] {
-			kernel.Add(dx.Row(int(r)), act.returned.Row(int(at)))
-		}
+	slots.Combine(dx.Data, dx.Stride, nil, p.load(dSorted).Data)
+	owed := len(p.jobs)
+	m.router.backward(p, &act.gatePass, dx, dWeight, full)
+	if m.plan.low() { // full is temporary
+		p.settle(owed)
 	}
-	m.router.backward(p, &act.gatePass, dx, dWeight, x)
 	return nil
 }
 
-// dot is the inner product in eight running sums, whose order does not depend on the machine.
-func dot(a, b []float32) float32 {
-	var s [8]float32
-	n := len(a) &^ 7
-	for i := 0; i < n; i += 8 {
-		x, y := a[i:i+8:i+8], b[i:i+8:i+8]
-		for l := range s {
-			s[l] += x[l] * y[l]
-		}
+// move sends codes along a route, as rows of words: the codes of a row and then its scales, moved as they are.
+func (m *moe) move(ctx context.Context, p *pass, along func(ctx context.Context, dst, src tensor.Mat) error, dst, src *lowp.Matrix) error {
+	if m.exchange == nil {
+		return nil // they are where they belong
 	}
-	for i := n; i < len(a); i++ {
-		s[0] += a[i] * b[i]
+	words := wireWords(src)
+	from, to := p.temp.Mat(src.Rows, words), p.temp.Mat(dst.Rows, words)
+	m.wire.pack(from, src)
+	if err := along(ctx, to, from); err != nil {
+		return err
 	}
-	return ((s[0] + s[4]) + (s[2] + s[6])) + ((s[1] + s[5]) + (s[3] + s[7]))
+	m.wire.unpack(dst, to)
+	return nil
 }

@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"slices"
+	"strings"
 	"sync"
 	"testing"
 
@@ -115,82 +116,98 @@ func (r *meetingRoute) Combine(_ context.Context, dst, src tensor.Mat) error {
 // TestExpertRanks is pitfalls P08 and P09: experts spread over ranks give the losses of one rank to the bit, also when
 // all tokens go to one rank's experts, when ranks hold different numbers of tokens, and when one holds none; idle experts
 // have gradients of exactly 0.
+//
+// So do recipes whose tiles lie within a token. Then all gradients but those of experts have the bits of one rank, too; the
+// tiles of an expert's weight gradient are filled from all ranks, and it differs by the rounding of the format.
 func TestExpertRanks(t *testing.T) {
+	for name, r := range recipes() {
+		for _, collapsed := range []bool{false, true} {
+			for _, size := range []int{2, 4} {
+				t.Run(fmt.Sprintf("%s/collapsed=%v/ranks=%d", name, collapsed, size), func(t *testing.T) {
+					compareExpertRanks(t, r, collapsed, size)
+				})
+			}
+		}
+	}
+}
+
+func compareExpertRanks(t *testing.T, r Recipe, collapsed bool, size int) {
 	c := tiny()
-	c.MoE.Groups, c.MoE.TopGroups = 1, 1
+	c.Recipe, c.MoE.Groups, c.MoE.TopGroups = r, 1, 1
 	settings := Settings{MTPWeight: 0.3}
 	micros := [][]Micro{{micro(c, 1, 1, 7), micro(c, 2, 2, 8)}, {micro(c, 3, 1, 3), {}}, {{}, micro(c, 4, 1, 16)}, {{}, {}}}
-	for _, collapsed := range []bool{false, true} {
-		prepare := func(p pipe) {
-			for _, r := range p.routers() {
-				if collapsed {
-					copy(r.Bias, []float32{9, 8})
-				}
+	prepare := func(p pipe) {
+		for _, r := range p.routers() {
+			if collapsed {
+				copy(r.Bias, []float32{9, 8})
 			}
 		}
-		// One rank does the micro-batches of all.
-		want := make([][]Sums, 4)
-		one := cut(t, c, 5, 0)
-		prepare(one)
-		grads := map[string][]float32{}
-		for rank := range 4 {
-			want[rank] = one.step(t, micros[rank], settings)
-			for n, g := range one.grads() {
-				if grads[n] == nil {
-					grads[n] = make([]float32, len(g))
-				}
-				for i, v := range g {
-					grads[n][i] += v
-				}
+	}
+	add := func(sum, g map[string][]float32) {
+		for n, g := range g {
+			if sum[n] == nil {
+				sum[n] = make([]float32, len(g))
+			}
+			for i, v := range g {
+				sum[n][i] += v
 			}
 		}
-		for _, size := range []int{2, 4} {
-			t.Run(fmt.Sprintf("collapsed=%v/ranks=%d", collapsed, size), func(t *testing.T) {
-				got := make([][]Sums, 4)
-				pipes := make([]pipe, 4)
-				for from := 0; from < 4; from += size { // expert groups one after the other
-					m := newMeeting(size, c.MoE.Experts)
-					var group sync.WaitGroup
-					for i := range size {
-						part := Whole(c)
-						part.ExpertRank, part.ExpertSize = i, size
-						ch, err := New(c, part, 5, m.exchange(i))
-						check(t, err)
-						p := pipe{ch}
-						prepare(p)
-						pipes[from+i] = p
-						group.Go(func() { got[from+i] = p.step(t, micros[from+i], settings) })
-					}
-					group.Wait()
-				}
-				sum := map[string][]float32{}
-				for rank, p := range pipes {
-					if !slices.EqualFunc(got[rank], want[rank], Sums.equal) {
-						t.Errorf("rank %d: %v, alone %v", rank, got[rank], want[rank])
-					}
-					for n, g := range p.grads() {
-						if sum[n] == nil {
-							sum[n] = make([]float32, len(g))
-						}
-						for i, v := range g {
-							sum[n][i] += v
-						}
-					}
-				}
-				for n, g := range grads {
-					if d := distance(sum[n], g); d > 1e-6 {
-						t.Errorf("gradient of %s is off by %.2g", n, d)
-					}
-				}
-				for _, p := range pipes {
-					for _, q := range p[0].Params() {
-						var e, l int
-						if n, _ := fmt.Sscanf(q.Name, "model.layers.%d.mlp.experts.%d.", &l, &e); n == 2 && e > 1 && collapsed && (slices.Max(q.Grad) != 0 || slices.Min(q.Grad) != 0) {
-							t.Errorf("%s got no token and a gradient", q.Name)
-						}
-					}
-				}
-			})
+	}
+	within := r.Weight == nil || !whole(r.Input) // tiles lie within a token
+	// One rank does the micro-batches of all.
+	want, wantGrads := make([][]Sums, 4), make([]map[string][]float32, 4)
+	one := cut(t, c, 5, 0)
+	prepare(one)
+	grads := map[string][]float32{}
+	for rank := range 4 {
+		want[rank] = one.step(t, micros[rank], settings)
+		wantGrads[rank] = one.grads()
+		add(grads, wantGrads[rank])
+	}
+	got, pipes := make([][]Sums, 4), make([]pipe, 4)
+	for from := 0; from < 4; from += size { // expert groups one after the other
+		m := newMeeting(size, c.MoE.Experts)
+		var group sync.WaitGroup
+		for i := range size {
+			part := Whole(c)
+			part.ExpertRank, part.ExpertSize = i, size
+			ch, err := New(c, part, 5, m.exchange(i))
+			check(t, err)
+			p := pipe{ch}
+			prepare(p)
+			pipes[from+i] = p
+			group.Go(func() { got[from+i] = p.step(t, micros[from+i], settings) })
+		}
+		group.Wait()
+	}
+	sum := map[string][]float32{}
+	for rank, p := range pipes {
+		if within && !slices.EqualFunc(got[rank], want[rank], Sums.equal) {
+			t.Errorf("rank %d: %v, alone %v", rank, got[rank], want[rank])
+		}
+		near(t, "loss", total(got[rank]).Loss, total(want[rank]).Loss, 0.05*total(want[rank]).Loss)
+		for n, g := range p.grads() {
+			if within && !strings.Contains(n, ".experts.") && !slices.Equal(g, wantGrads[rank][n]) {
+				t.Errorf("rank %d: gradient of %s is off by %.2g", rank, n, distance(g, wantGrads[rank][n]))
+			}
+		}
+		add(sum, p.grads())
+	}
+	bound := 1e-6
+	if r.Weight != nil {
+		bound = 0.1
+	}
+	for n, g := range grads {
+		if d := distance(sum[n], g); d > bound && within {
+			t.Errorf("gradient of %s is off by %.2g", n, d)
+		}
+	}
+	for _, p := range pipes {
+		for _, q := range p[0].Params() {
+			var e, l int
+			if n, _ := fmt.Sscanf(q.Name, "model.layers.%d.mlp.experts.%d.", &l, &e); n == 2 && e > 1 && collapsed && (slices.Max(q.Grad) != 0 || slices.Min(q.Grad) != 0) {
+				t.Errorf("%s got no token and a gradient", q.Name)
+			}
 		}
 	}
 }

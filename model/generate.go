@@ -21,7 +21,7 @@ const prefillRows = 128
 // It reads the chunks' weights where they are and does not change the chunks. MTP modules are not used.
 type Decoder struct {
 	config  Config
-	embed   *tensor.Param
+	embed   *embedding
 	blocks  []*block
 	head    *head
 	own     []*sequence // one
@@ -67,6 +67,9 @@ func NewDecoder(chunks ...*Chunk) (*Decoder, error) {
 	}
 	next := 0
 	for _, c := range chunks {
+		if c.plan.low() || len(c.config.Recompute) > 0 {
+			return nil, errors.New("model: a decoder works in FP32 and recomputes nothing; make its model without a recipe and model.recompute")
+		}
 		if c.part.First != next || c.part.ExpertSize != 1 {
 			return nil, fmt.Errorf("model: a decoder needs all layers and experts in order, not layers [%d, %d) of expert rank %d/%d after layer %d",
 				c.part.First, c.part.Last, c.part.ExpertRank, c.part.ExpertSize, next)
@@ -84,7 +87,7 @@ func NewDecoder(chunks ...*Chunk) (*Decoder, error) {
 		return nil, fmt.Errorf("model: a decoder needs embedding, all %d layers and the head", d.config.Layers)
 	}
 	d.own = []*sequence{newSequence(d.config)}
-	d.pass = &pass{arena: tensor.NewArena(0), blocks: make([]blockPass, len(d.blocks))}
+	d.pass = &pass{arena: tensor.NewArena(0), temp: tensor.NewArena(0), blocks: make([]blockPass, len(d.blocks))}
 	return d, nil
 }
 
@@ -181,10 +184,7 @@ func (d *Decoder) start(tokens []int32, seqs int) (x, y tensor.Mat, err error) {
 	}
 	p.begin(d.config, 0, m, false)
 	x, y = p.arena.Mat(n, d.config.Dim), p.arena.Mat(n, d.config.Dim)
-	table := d.embed.Mat()
-	for r, t := range tokens {
-		copy(x.Row(r), table.Row(int(t)))
-	}
+	d.embed.forward(x, p.all, tokens)
 	return x, y, nil
 }
 
@@ -204,8 +204,8 @@ func (d *Decoder) advance(seqs []*sequence, tokens []int32) (tensor.Mat, error) 
 		normed, rstd := a.Mat(x.Rows, x.Cols), a.Floats(x.Rows)
 		b.norm1.forward(normed, x, rstd)
 		act.mid = a.Mat(x.Rows, x.Cols)
-		copy(act.mid.Data, x.Data)
-		b.attention.cached(p, &act.attention, act.mid, normed, seqs, i)
+		kernel.Copy(act.mid.Data, x.Data)
+		b.attention.cached(p, &act.attention, act.mid, operand{mat: normed}, seqs, i)
 		if err := b.feed(context.Background(), p, act, y, p.real); err != nil {
 			return x, err
 		}
@@ -221,7 +221,7 @@ func (d *Decoder) advance(seqs []*sequence, tokens []int32) (tensor.Mat, error) 
 // project returns the logits of the rows of the last block's output.
 func (d *Decoder) project(x tensor.Mat) tensor.Mat {
 	logits := d.pass.arena.Mat(x.Rows, d.config.vocab())
-	d.head.project.forward(logits, d.normed(x), 0)
+	d.head.project.forward(logits, operand{mat: d.normed(x)}, 0)
 	return logits
 }
 
@@ -234,16 +234,14 @@ func (d *Decoder) normed(x tensor.Mat) tensor.Mat {
 // cached adds to y the attention of new tokens x, as many for each sequence, to themselves and to all that the sequence has
 // cached in the layer. It appends them to the caches. What is not of one sequence alone runs for all rows at once; each
 // row has the same bits either way.
-func (a *attention) cached(p *pass, act *attentionPass, y, x tensor.Mat, seqs []*sequence, layer int) {
-	rows, m := x.Rows, p.arena
+func (a *attention) cached(p *pass, act *attentionPass, y tensor.Mat, x operand, seqs []*sequence, layer int) {
+	rows, m := x.rows(), p.arena
 	n, total := rows/len(seqs), 0
-	a.queries(p, act, x)
-	kr := m.Mat(rows, a.Rope)
-	a.latent(p, act, kr, x)
+	a.project(p, act, x)
 	for i, s := range seqs {
 		past, to := s.caches[layer], s.length+n
-		copy(past.kr.RowRange(s.length, to).Data, kr.RowRange(i*n, (i+1)*n).Data)
-		copy(past.c.RowRange(s.length, to).Data, act.c.RowRange(i*n, (i+1)*n).Data)
+		copy(past.kr.RowRange(s.length, to).Data, act.kr.RowRange(i*n, (i+1)*n).Data)
+		copy(past.c.RowRange(s.length, to).Data, act.c.mat.RowRange(i*n, (i+1)*n).Data)
 		total = max(total, to)
 	}
 	absorbed, mixed := m.Mat(rows, a.KVLora), m.Mat(rows, a.KVLora)
@@ -269,5 +267,5 @@ func (a *attention) cached(p *pass, act *attentionPass, y, x tensor.Mat, seqs []
 		}
 		kernel.Gemm(kernel.NT, rows, a.V, a.KVLora, 1, mixed.Data, a.KVLora, value.Data, value.Stride, 0, o.Data[h*a.V:], o.Stride)
 	}
-	a.output.forward(y, o, 1)
+	a.output.forward(y, operand{mat: o}, 1)
 }

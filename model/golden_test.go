@@ -352,7 +352,7 @@ func (p pipe) logits(t testing.TB, m Micro) []float32 {
 	check(t, err)
 	x := c.flying[0].head.hidden
 	logits := tensor.NewMat(x.Rows, c.config.vocab())
-	c.head.project.forward(logits, x, 0)
+	c.head.project.forward(logits, operand{mat: x}, 0)
 	c.Bind(nil, Settings{})
 	return logits.Data
 }

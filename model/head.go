@@ -8,7 +8,7 @@ import (
 )
 
 // logitRows is how many rows have logits at one time.
-const logitRows = 128
+const logitRows = 512
 
 // head is what follows the last block: final norm, MTP modules, and the shared projection to the vocabulary with its
 // loss.
@@ -36,6 +36,16 @@ type head struct {
 
 	shifted []int32 // R: targets and weights of one MTP depth
 	weights []float32
+
+	call   headCall // operands of a loop on all threads
+	losses *rowLoop
+}
+
+type headCall struct {
+	logits  tensor.Mat
+	y       []float64
+	targets []int32
+	weight  []float32
 }
 
 type headPass struct {
@@ -44,9 +54,10 @@ type headPass struct {
 	mtp       []mtpPass
 }
 
-func newHead(c Config, part Part, byName map[string]*tensor.Param, rope *rope, x Exchange) *head {
+func newHead(c Config, pl *plan, part Part, byName map[string]*tensor.Param, rope *rope, x Exchange) *head {
 	table := byName[tiedKey]
 	h := &head{layer: c.Layers + c.MTP.Depth, norm: normOf(byName["model.norm.weight"], c.NormEps)}
+	h.losses = loopOf(h.lossRows)
 	if c.Score {
 		h.score, h.place, h.project = true, placeScore, linearOf(byName[scoreName])
 		return h
@@ -58,7 +69,7 @@ func newHead(c Config, part Part, byName map[string]*tensor.Param, rope *rope, x
 		h.project = linearOf(byName["lm_head.weight"])
 	}
 	for k := range c.MTP.Depth {
-		h.mtp = append(h.mtp, newMTP(c, part, k, byName, table, rope, x))
+		h.mtp = append(h.mtp, newMTP(c, pl, part, k, byName, table, rope, x))
 	}
 	return h
 }
@@ -170,21 +181,40 @@ func (h *head) loss(hidden tensor.Mat, targets []int32, weight []float32) (sum f
 		if zeros(weight[from:to]) {
 			continue
 		}
-		h.project.forward(tensor.MatOf(to-from, v, h.logits), hidden.RowRange(from, to), 0)
-		for r := from; r < to; r++ {
-			if w := weight[r]; w != 0 {
-				h.y[r] = kernel.CrossEntropyLoss(h.logits[(r-from)*v:(r-from+1)*v], int(targets[r]))
-				sum += float64(w) * h.y[r]
-			}
+		logits := tensor.MatOf(to-from, v, h.logits)
+		h.project.forward(logits, operand{mat: hidden.RowRange(from, to)}, 0)
+		h.call = headCall{logits, h.y[from:to], targets[from:to], weight[from:to]}
+		h.losses.run(to - from)
+		sum = weighted(sum, h.y[from:to], weight[from:to])
+	}
+	return sum
+}
+
+func (h *head) lossRows(from, to int) {
+	c := &h.call
+	for r := from; r < to; r++ {
+		if c.weight[r] != 0 {
+			c.y[r] = kernel.CrossEntropyLoss(c.logits.Row(r), int(c.targets[r]))
+		}
+	}
+}
+
+// weighted returns sum + weight · y, added in order.
+func weighted(sum float64, y []float64, weight []float32) float64 {
+	for r, w := range weight {
+		if w != 0 {
+			sum += float64(w) * y[r]
 		}
 	}
 	return sum
 }
 
-// lossGrad is loss, and sets dHidden and adds the projection's gradient, both of scale * loss.
+// lossGrad is loss, and sets dHidden and adds the projection's gradient, both of scale * loss. It leaves
+// anything in y.
 func (h *head) lossGrad(dHidden, hidden tensor.Mat, targets []int32, weight []float32, scale float64) (sum float64) {
 	w, g := h.project.w, h.project.g
 	v, d := w.Rows, w.Cols
+	h.y = grow(h.y, hidden.Rows)
 	for from := 0; from < hidden.Rows; from += logitRows {
 		to := min(from+logitRows, hidden.Rows)
 		if zeros(weight[from:to]) {
@@ -193,15 +223,9 @@ func (h *head) lossGrad(dHidden, hidden tensor.Mat, targets []int32, weight []fl
 		}
 		x := hidden.RowRange(from, to)
 		logits := tensor.MatOf(to-from, v, h.logits)
-		h.project.forward(logits, x, 0)
-		for r := from; r < to; r++ {
-			row := logits.Row(r - from)
-			if weight[r] == 0 {
-				clear(row)
-				continue
-			}
-			sum += float64(weight[r]) * kernel.CrossEntropy(row, int(targets[r]), float32(float64(weight[r])*scale))
-		}
+		h.project.forward(logits, operand{mat: x}, 0)
+		kernel.CrossEntropyRows(h.y[from:to], logits.Data, v, targets[from:to], weight[from:to], scale)
+		sum = weighted(sum, h.y[from:to], weight[from:to])
 		kernel.Gemm(kernel.NN, x.Rows, d, v, 1, logits.Data, v, w.Data, d, 0, dHidden.Data[from*d:], d)
 		kernel.Gemm(kernel.TN, v, d, x.Rows, 1, logits.Data, v, x.Data, d, 1, g.Data, d)
 	}

@@ -1,15 +1,23 @@
 package model
 
-// Memory is what a part of a model holds in float32 values, beside what the runtime and the exchange between ranks need.
+import "strings"
+
+// Memory is what a part of a model holds beside what the runtime and the exchange between ranks need: float32 values, but
+// where it says bytes.
 type Memory struct {
 	Dense  int64 // weights that every data rank has; as many gradients, likewise below
 	Expert int64 // weights of this rank's routed experts
 	Tied   int64 // the copy of the embedding table, which has no moments
+	Packed int64 // bytes: codes and scales of weights, in the order of both products
+	Room   int64 // bytes per thread: codes and scales of the largest weight, on their way to be packed; twice that as it grew
 	Pass   int64 // most values that a micro-batch has in its arena, padding of the arena included
+	Kept   int64 // the part of Pass that waits for the backward: the cached activations
+	Temp   int64 // most values in the arena for temporary ones, which all micro-batches share
 	Index  int64 // int32 values of a micro-batch beside its arena: positions, real rows, choices of experts and their places
 	Logits int64 // of the head, for one chunk of rows
 	Tables int64 // cosines and sines of the rotary positions
 	Head   int64 // what the head holds per row, beside the logits
+	Wire   int64 // the widest row that goes to another expert rank
 }
 
 // A Load is the micro-batch that memory is counted for.
@@ -22,8 +30,13 @@ type Load struct {
 }
 
 // MemoryOf counts the memory of a part of a model in training, by going through forward and backward as Chunk does. It is
-// exact: the arena of such a micro-batch has just this peak. With padding or shorter segments it takes no more.
-func MemoryOf(c Config, p Part, l Load) Memory {
+// exact: the arenas of such a micro-batch have just these peaks. With padding or shorter segments it takes no more. Where
+// codes of experts' rows have tiles of several rows, which begin anew with each expert, it takes no more than this however
+// the rows are spread, and at most a scale less for each expert and column.
+func MemoryOf(c Config, p Part, l Load) Memory { return memoryOf(c, p, l, nil) }
+
+// memoryOf is MemoryOf; spread, if there, says how many rows each local expert of a layer gets.
+func memoryOf(c Config, p Part, l Load, spread func(layer int) []int) Memory {
 	if p.ExpertSize == 0 {
 		p.ExpertSize = 1
 	}
@@ -37,6 +50,7 @@ func MemoryOf(c Config, p Part, l Load) Memory {
 			}
 		}
 	}
+	m.pack(c, p)
 	rows := int64(l.Seqs * l.Len)
 	m.Tables = 2 * int64(c.Context) * int64(c.Attention.Rope/2)
 	if p.Head {
@@ -53,10 +67,46 @@ func MemoryOf(c Config, p Part, l Load) Memory {
 			m.Head += 2 * rows
 		}
 	}
-	s := sketch{c: c, load: l, rows: rows}
+	s := sketch{c: c, plan: newPlan(c), load: l, rows: l.Seqs * l.Len, alone: p.ExpertSize == 1, spread: spread}
+	from, to := p.experts(c.MoE.Experts)
+	s.experts = to - from
 	s.chunk(p)
-	m.Pass, m.Index = s.peak, s.index
+	m.Pass, m.Kept, m.Temp, m.Index = int64(s.arena.peak), int64(s.kept), int64(s.temp.peak), int64(s.index)
+	if !s.alone && c.hasMoE() {
+		m.Wire = int64(max(s.words(c.Recipe.Dispatch), s.words(c.Recipe.Combine)))
+	}
 	return m
+}
+
+// pack counts the codes of the weights of Linears, each of the two halves of a split matrix by itself.
+func (m *Memory) pack(c Config, p Part) {
+	if c.Recipe.Weight == nil {
+		return
+	}
+	count := func(out, in int) {
+		q, t := c.Recipe.Weight, c.Recipe.WeightT
+		if t == nil {
+			t = q
+		}
+		y, dx := scaleBytes(q, out, in, nil), scaleBytes(t, out, in, nil)
+		m.Packed += int64(in*q.Format.RowBytes((out+31)&^31) + y + out*q.Format.RowBytes((in+31)&^31) + dx) // columns as kernel.PackedWeight has them
+		m.Room = max(m.Room, int64(q.CodeBytes(out, in)+max(y, dx)))
+	}
+	for _, t := range Tensors(c) {
+		if len(t.Shape) < 2 || t.Layer < 0 || t.Layer == c.Layers+c.MTP.Depth || strings.HasSuffix(t.Name, "mlp.gate.weight") || !p.owns(c, t) {
+			continue
+		}
+		switch out, in := t.Shape[0], t.Shape[1]; {
+		case strings.HasSuffix(t.Name, "kv_a_proj_with_mqa.weight"):
+			count(c.Attention.KVLora, in)
+			count(c.Attention.Rope, in)
+		case strings.HasSuffix(t.Name, "eh_proj.weight"):
+			count(out, in/2)
+			count(out, in/2)
+		default:
+			count(out, in)
+		}
+	}
 }
 
 // ArenaPeaks is, for every micro-batch that was ever in flight beside others, the most values its arena has held, to compare
@@ -69,189 +119,13 @@ func (c *Chunk) ArenaPeaks() []int64 {
 	return peaks
 }
 
-// A sketch walks through a pass as the model does and counts instead of computing. Each method stands for the one of the same
-// name in its model file and asks for memory in the same order.
-type sketch struct {
-	c    Config
-	load Load
-	rows int64
+// TempPeak is the most values that the arena for temporary ones has held, to compare with Memory.Temp.
+func (c *Chunk) TempPeak() int64 { return int64(c.temp.Peak()) }
 
-	used, peak int64
-	index      int64
-}
-
-// mat counts a matrix of the arena; see tensor.Arena.Floats.
-func (s *sketch) mat(rows, cols int64) {
-	s.used += (rows*cols + 15) &^ 15
-	s.peak = max(s.peak, s.used)
-}
-
-// release is Arena.Release to what was in use at a mark.
-func (s *sketch) release(mark int64) { s.used = mark }
-
-func (s *sketch) chunk(p Part) {
-	d := int64(s.c.Dim)
-	s.index = 3 * s.rows // position, end, real
-	for k := range s.c.MTP.Depth {
-		s.index += s.real(k) // depthReal
+// PackedBytes is the memory of the codes of weights, to compare with Memory.Packed.
+func (c *Chunk) PackedBytes() (n int64) {
+	for _, w := range c.plan.weights {
+		n += int64(w.y.Bytes() + w.dx.Bytes())
 	}
-	s.mat(s.rows, d)
-	for l := p.First; l < p.Last; l++ {
-		s.mat(s.rows, d)
-		s.forward(l, s.rows)
-	}
-	depth := int64(0)
-	if p.Head {
-		s.mat(s.rows, d)
-		s.mat(s.rows, 1)
-		if !s.load.Judged {
-			depth = int64(s.c.MTP.Depth)
-		}
-		for k := range depth {
-			s.mtpForward(int(k))
-		}
-		s.mat(s.rows, d) // dHidden
-		if s.c.Score {
-			s.mat(s.rows, 1) // scores
-		}
-		for range depth {
-			s.mat(s.rows, d) // dState
-		}
-		for k := depth - 1; k >= 0; k-- {
-			s.backward(s.c.Layers+int(k), s.real(int(k)))
-			s.mat(s.rows, d) // dNormed
-		}
-	} else {
-		s.mat(s.rows, d) // the gradient that the next stage sends
-	}
-	for l := p.Last - 1; l >= p.First; l-- {
-		s.backward(l, s.rows)
-	}
-}
-
-// real are the rows of MTP module k that have a token to look ahead to.
-func (s *sketch) real(k int) int64 { return int64(s.load.Seqs) * int64(s.load.Len-k-1) }
-
-func (s *sketch) mtpForward(k int) {
-	d := int64(s.c.Dim)
-	s.mat(s.rows, d) // embed
-	for range 2 {    // embedNormed, hNormed
-		s.mat(s.rows, d)
-		s.mat(s.rows, 1)
-	}
-	s.mat(s.rows, d) // z
-	s.mat(s.rows, d) // out
-	s.forward(s.c.Layers+k, s.real(k))
-	s.mat(s.rows, d) // state
-	s.mat(s.rows, 1)
-}
-
-// forward is that of a block with attention and FFN; real are the rows that are routed.
-func (s *sketch) forward(layer int, real int64) {
-	r, d, a := s.rows, int64(s.c.Dim), s.c.Attention
-	heads, qk := int64(a.Heads), int64(a.qk())
-	s.mat(r, d) // normed1
-	s.mat(r, 1)
-	s.mat(r, d) // mid
-	s.mat(r, heads*qk)
-	if a.QLora > 0 {
-		s.mat(r, int64(a.QLora))
-		s.mat(r, int64(a.QLora))
-		s.mat(r, 1)
-	}
-	s.mat(r, int64(a.Rope))
-	s.mat(r, int64(a.KVLora))
-	s.mat(r, int64(a.KVLora))
-	s.mat(r, 1)
-	s.mat(r, heads*int64(a.Nope+a.V))
-	s.mat(r, heads*qk)
-	s.mat(r, heads*int64(a.V))
-	s.mat(heads, r) // lse
-	s.mat(r, d)     // normed2
-	s.mat(r, 1)
-	if s.c.dense(layer) {
-		s.ffn(int64(s.c.DenseInter))
-		return
-	}
-	s.moeForward(real)
-}
-
-func (s *sketch) ffn(inter int64) {
-	for range 3 { // gate, up, hidden
-		s.mat(s.rows, inter)
-	}
-}
-
-func (s *sketch) moeForward(real int64) {
-	m, d := s.c.MoE, int64(s.c.Dim)
-	if m.Shared > 0 {
-		s.ffn(int64(m.Shared * m.Inter))
-	}
-	s.mat(s.rows, int64(m.Experts)) // score
-	s.mat(real, int64(m.TopK))      // weight
-	if m.SeqAux != 0 {
-		s.mat(int64(s.load.Seqs), int64(m.Experts)) // slope
-	}
-	sent, arrived := real*int64(m.TopK), s.arrived(real)
-	s.index += 2*sent + 4*int64(m.Experts) // chosen, place; rows and fill in 64 bits
-	s.mat(arrived, d)
-	s.mat(sent, d) // returned
-	for range 3 {  // gate, up, hidden
-		s.mat(arrived, int64(m.Inter))
-	}
-	mark := s.used
-	s.mat(sent, d) // sorted
-	s.mat(arrived, d)
-	s.release(mark)
-}
-
-func (s *sketch) arrived(real int64) int64 {
-	if s.load.Arrived == 0 {
-		return real * int64(s.c.MoE.TopK)
-	}
-	return int64(s.load.Arrived) * real / max(s.rows, 1)
-}
-
-func (s *sketch) backward(layer int, real int64) {
-	r, d, a := s.rows, int64(s.c.Dim), s.c.Attention
-	heads, qk := int64(a.Heads), int64(a.qk())
-	s.mat(r, d) // dmid
-	if s.c.dense(layer) {
-		s.ffnBackward(int64(s.c.DenseInter))
-	} else {
-		s.moeBackward(real)
-	}
-	s.mat(r, d) // dx
-	s.mat(r, heads*qk)
-	s.mat(r, heads*int64(a.Nope+a.V))
-	s.mat(r, int64(a.Rope))
-	mark := s.used
-	s.mat(r, heads*int64(a.V))
-	s.mat(r, heads*qk)
-	s.release(mark)
-	if a.QLora > 0 {
-		s.mat(r, int64(a.QLora))
-	}
-	s.mat(r, int64(a.KVLora))
-}
-
-func (s *sketch) ffnBackward(inter int64) {
-	mark := s.used
-	s.mat(s.rows, inter) // dHidden
-	s.release(mark)
-}
-
-func (s *sketch) moeBackward(real int64) {
-	m, d := s.c.MoE, int64(s.c.Dim)
-	if m.Shared > 0 {
-		s.ffnBackward(int64(m.Shared * m.Inter))
-	}
-	arrived := s.arrived(real)
-	s.mat(real, int64(m.TopK)) // dWeight
-	s.mat(arrived, d)          // dOut
-	mark := s.used
-	s.mat(arrived, int64(m.Inter))
-	s.mat(arrived, d)
-	s.release(mark)
-	s.mat(s.rows, int64(m.Experts)) // dz
+	return n
 }

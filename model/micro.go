@@ -3,6 +3,7 @@ package model
 import (
 	"fmt"
 
+	"moetor/internal/kernel"
 	"moetor/internal/tensor"
 )
 
@@ -116,11 +117,16 @@ type pass struct {
 	index int
 	micro *Micro
 	keep  bool // a backward follows
-	// Activations, and gradients that a job still reads, stay in the arena until the pass ends; what only one function
-	// needs goes back when it is done.
-	arena *tensor.Arena
+	// Activations, and gradients that a job still reads, stay in the pass's own arena until it ends; what a function needs
+	// only itself comes from one that all passes of a chunk share, since one runs at a time, and goes back when it is done.
+	arena, temp *tensor.Arena
+	headers     []*header // of codes in the arenas
+	headersUsed int
+	layer       int       // of the block that is at work
+	watching    *watching // nil: nothing is measured
 
 	segments  []segment
+	all       []int32   // R: 0, 1, 2, ...
 	position  []int32   // R: position of a row within its segment
 	end       []int32   // R: end of the real rows of a row's segment
 	real      []int32   // N: rows of real tokens
@@ -143,6 +149,8 @@ type pass struct {
 func (p *pass) begin(c Config, index int, m *Micro, keep bool) {
 	p.index, p.micro, p.keep, p.sums, p.nonFinite = index, m, keep, Sums{}, nil
 	p.arena.Reset()
+	p.temp.Reset()
+	p.headersUsed = 0
 	p.jobs, p.ofSeq = p.jobs[:0], p.ofSeq[:0]
 	rows := m.Rows()
 	p.segments = p.segments[:0]
@@ -158,7 +166,10 @@ func (p *pass) begin(c Config, index int, m *Micro, keep bool) {
 		}
 		p.segments = append(p.segments, segment{int(s), to})
 	}
-	p.position, p.end, p.real = grow(p.position, rows), grow(p.end, rows), p.real[:0]
+	p.all, p.position, p.end, p.real = grow(p.all, rows), grow(p.position, rows), grow(p.end, rows), p.real[:0]
+	for r := range p.all {
+		p.all[r] = int32(r)
+	}
 	for _, s := range p.segments {
 		for r := s.from; r < s.to; r++ {
 			p.position[r] = int32(r - s.from)
@@ -191,6 +202,13 @@ func (p *pass) begin(c Config, index int, m *Micro, keep bool) {
 			}
 		}
 	}
+}
+
+// zeroMat returns a matrix of zeros from an arena.
+func zeroMat(a *tensor.Arena, rows, cols int) tensor.Mat {
+	m := a.Mat(rows, cols)
+	kernel.Zero(m.Data)
+	return m
 }
 
 // grow returns s with length n, its old content kept where it fits.

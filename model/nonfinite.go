@@ -17,6 +17,7 @@ type NonFiniteError struct {
 	Tensor   string // module whose output it is, or gradient of whose input, as in the parameters' names; or objective
 	Expert   int    // global number of the routed expert, or -1
 	Place    Place
+	Operand  string `json:",omitempty"` // of the layer's operands in codes the first that has one, and where; "" if none
 }
 
 // A Place orders the watched tensors of one layer as a forward pass meets them.
@@ -35,6 +36,9 @@ func (e *NonFiniteError) Error() string {
 	what := "output of"
 	if e.Backward {
 		what = "gradient at"
+	}
+	if e.Operand != "" {
+		return fmt.Sprintf("a number that is not finite in the %s %s, micro-batch %d (operand %s)", what, e.Tensor, e.Micro, e.Operand)
 	}
 	return fmt.Sprintf("a number that is not finite in the %s %s, micro-batch %d", what, e.Tensor, e.Micro)
 }
@@ -83,6 +87,7 @@ func (p *pass) report(backward bool, layer int, at Place, expert int) {
 		e.Tensor = "objective"
 	}
 	if p.nonFinite == nil || e.Before(p.nonFinite) {
+		e.Operand = p.badCode(layer)
 		p.nonFinite = e
 	}
 }

@@ -50,7 +50,7 @@ func (h *head) measure(p *pass) {
 	hidden, m := p.head.hidden, p.micro
 	if h.score {
 		scores := p.arena.Mat(m.Rows(), 1)
-		h.project.forward(scores, hidden, 0)
+		h.project.forward(scores, operand{mat: hidden}, 0)
 		h.y = grow(h.y, m.Rows())
 		for r, s := range scores.Data {
 			h.y[r] = 0

@@ -21,10 +21,24 @@ type Router struct {
 	moe  MoE
 	gate linear
 
-	biased, normal []float32 // E: scratch for one token
-	groupScore     []float32
-	groups, plain  []int32
-	seen           []int32 // E: how often the balance loss saw each expert in a sequence
+	// Loops on all threads, with their operands.
+	call            gateCall
+	choices, slopes *rowLoop
+	sequence        func(i int)
+	scratch         []gateScratch
+	losses          []float64 // Seqs: balance loss
+}
+
+type gateCall struct {
+	pass        *pass
+	act         *gatePass
+	dz, dWeight tensor.Mat
+}
+
+// gateScratch is what a thread needs for one token.
+type gateScratch struct {
+	biased, groupScore []float32 // E, groups
+	groups, plain      []int32   // groups kept; K
 }
 
 // gatePass is what the gate decided for one micro-batch.
@@ -32,11 +46,13 @@ type Router struct {
 //	score  [R, E]     affinities s
 //	chosen [N, K]     experts of each real token, best first
 //	weight [N, K]     their weights g
+//	rows   [E]        how many of the real tokens each expert gets
 //	slope  [Seqs, E]  derivative of the balance loss by each normalised affinity of a token of the sequence
 type gatePass struct {
 	score, weight, slope tensor.Mat
 	real                 []int32
 	chosen               []int32
+	rows                 []int
 }
 
 func newRouter(c Config, layer int, gate *tensor.Param) *Router {
@@ -45,9 +61,7 @@ func newRouter(c Config, layer int, gate *tensor.Param) *Router {
 	if m.Score == Sigmoid {
 		r.Bias = make([]float32, m.Experts)
 	}
-	r.biased, r.normal = make([]float32, m.Experts), make([]float32, m.Experts)
-	r.groupScore = make([]float32, m.Groups)
-	r.groups, r.plain, r.seen = make([]int32, m.TopGroups), make([]int32, m.TopK), make([]int32, m.Experts)
+	r.choices, r.slopes, r.sequence = loopOf(r.chooseRows), loopOf(r.slopeRows), func(i int) { r.losses[i] = r.balanceSequence(i) }
 	return r
 }
 
@@ -56,7 +70,7 @@ func (r *Router) forward(p *pass, act *gatePass, x tensor.Mat, real []int32) {
 	m := r.moe
 	act.real = real
 	act.score = p.arena.Mat(x.Rows, m.Experts)
-	r.gate.forward(act.score, x, 0)
+	r.gate.forward(act.score, operand{mat: x}, 0)
 	if x.Rows > 0 {
 		if m.Score == Sigmoid {
 			kernel.Sigmoid(act.score.Data, act.score.Data)
@@ -66,55 +80,69 @@ func (r *Router) forward(p *pass, act *gatePass, x tensor.Mat, real []int32) {
 	}
 	act.weight = p.arena.Mat(len(real), m.TopK)
 	act.chosen = grow(act.chosen, len(real)*m.TopK)
-	for n, row := range real {
-		s, chosen := act.score.Row(int(row)), act.chosen[n*m.TopK:(n+1)*m.TopK]
-		r.choose(chosen, s)
-		r.weigh(act.weight.Row(n), chosen, s)
-		if p.keep {
-			for _, e := range chosen {
-				r.Counts[e]++
-			}
+	r.call = gateCall{pass: p, act: act}
+	for len(r.scratch) < max(ranges(len(real)), p.micro.Seqs) {
+		r.scratch = append(r.scratch, gateScratch{make([]float32, m.Experts), make([]float32, m.Groups), make([]int32, m.TopGroups), make([]int32, m.TopK)})
+	}
+	r.choices.run(len(real))
+	act.rows = grow(act.rows, m.Experts)
+	clear(act.rows)
+	for _, e := range act.chosen {
+		act.rows[e]++
+	}
+	if p.keep {
+		for e, n := range act.rows {
+			r.Counts[e] += int64(n)
 		}
 	}
 	r.balance(p, act)
 }
 
+func (r *Router) chooseRows(from, to int) {
+	act, k, t := r.call.act, r.moe.TopK, &r.scratch[from/loopRows]
+	for n := from; n < to; n++ {
+		s, chosen := act.score.Row(int(act.real[n])), act.chosen[n*k:(n+1)*k]
+		r.choose(t, chosen, s)
+		r.weigh(act.weight.Row(n), chosen, s)
+	}
+}
+
 // choose selects the experts of one token: the top k by biased score among the experts of the best groups. A group is
 // worth the sum of its two best biased scores with a sigmoid gate (DeepSeek-V3), its best with a softmax gate
 // (DeepSeek-V2). Experts of other groups count as minus infinity, and equal scores go to the lower index.
-func (r *Router) choose(chosen []int32, s []float32) {
+func (r *Router) choose(t *gateScratch, chosen []int32, s []float32) {
 	m := r.moe
-	copy(r.biased, s)
+	copy(t.biased, s)
 	for e, b := range r.Bias {
-		r.biased[e] += b
+		t.biased[e] += b
 	}
 	if m.TopGroups < m.Groups {
 		size := m.Experts / m.Groups
-		for g := range r.groupScore {
+		for g := range t.groupScore {
 			best, second := float32(math.Inf(-1)), float32(math.Inf(-1))
-			for _, v := range r.biased[g*size : (g+1)*size] {
+			for _, v := range t.biased[g*size : (g+1)*size] {
 				if v > best {
 					best, second = v, best
 				} else if v > second {
 					second = v
 				}
 			}
-			r.groupScore[g] = best
+			t.groupScore[g] = best
 			if m.Score == Sigmoid && size > 1 {
-				r.groupScore[g] += second
+				t.groupScore[g] += second
 			}
 		}
-		topK(r.groups, r.groupScore)
-		for g := range r.groupScore {
-			if slices.Contains(r.groups, int32(g)) {
+		topK(t.groups, t.groupScore)
+		for g := range t.groupScore {
+			if slices.Contains(t.groups, int32(g)) {
 				continue
 			}
 			for e := g * size; e < (g+1)*size; e++ {
-				r.biased[e] = float32(math.Inf(-1))
+				t.biased[e] = float32(math.Inf(-1))
 			}
 		}
 	}
-	topK(chosen, r.biased)
+	topK(chosen, t.biased)
 }
 
 // weigh sets the weights of the chosen experts from their unbiased scores: g = scale * s / sum of the chosen s, or
@@ -140,71 +168,75 @@ func (r *Router) weigh(weight []float32, chosen []int32, s []float32) {
 // of the global batch, the terms are the mean over its sequences, however it is cut into micro-batches. The top K of f is of the plain
 // scores, without bias or groups. f has no gradient; s' gets the slope kept in act.
 func (r *Router) balance(p *pass, act *gatePass) {
-	m := r.moe
-	if m.SeqAux == 0 {
+	if r.moe.SeqAux == 0 {
 		return
 	}
-	length := int32(p.micro.Len)
-	act.slope = p.arena.Mat(p.micro.Seqs, m.Experts)
-	real := act.real
-	for seq := range p.micro.Seqs {
-		n := 0
-		for n < len(real) && real[n]/length == int32(seq) {
-			n++
-		}
-		tokens := real[:n]
-		real = real[n:]
-		slope := act.slope.Row(seq)
-		if n == 0 || p.seqWeight[seq] == 0 {
-			clear(slope)
-			continue
-		}
-		clear(r.seen)
-		for _, row := range tokens {
-			topK(r.plain, act.score.Row(int(row)))
-			for _, e := range r.plain {
-				r.seen[e]++
-			}
-		}
-		for e, count := range r.seen {
-			f := float64(m.Experts) / float64(m.TopK*n) * float64(count)
-			slope[e] = float32(p.seqWeight[seq] * m.SeqAux * f / float64(n))
-		}
-		var loss float64
-		for _, row := range tokens {
-			r.normalized(act.score.Row(int(row)))
-			for e, v := range r.normal {
-				loss += float64(slope[e]) * float64(v)
-			}
-		}
+	act.slope = p.arena.Mat(p.micro.Seqs, r.moe.Experts)
+	r.losses = grow(r.losses, p.micro.Seqs)
+	kernel.Parallel(p.micro.Seqs, r.sequence)
+	for _, loss := range r.losses {
 		p.sums.Aux += grid(loss)
 	}
+}
+
+// balanceSequence returns the balance loss of one sequence and sets its slope.
+func (r *Router) balanceSequence(seq int) (loss float64) {
+	m, p, act := r.moe, r.call.pass, r.call.act
+	from, _ := slices.BinarySearch(act.real, int32(seq*p.micro.Len))
+	to, _ := slices.BinarySearch(act.real, int32((seq+1)*p.micro.Len))
+	tokens, slope, plain := act.real[from:to], act.slope.Row(seq), r.scratch[seq].plain
+	clear(slope)
+	if len(tokens) == 0 || p.seqWeight[seq] == 0 {
+		return 0
+	}
+	for _, row := range tokens {
+		topK(plain, act.score.Row(int(row)))
+		for _, e := range plain {
+			slope[e]++ // the count, for now
+		}
+	}
+	n := len(tokens)
+	for e, count := range slope {
+		f := float64(m.Experts) / float64(m.TopK*n) * float64(count)
+		slope[e] = float32(p.seqWeight[seq] * m.SeqAux * f / float64(n))
+	}
+	for _, row := range tokens {
+		s := act.score.Row(int(row))
+		total := sum(s)
+		for e, v := range s {
+			loss += float64(slope[e]) * float64(v/total)
+		}
+	}
+	return loss
 }
 
 // grid rounds a term of the balance loss to a multiple of 2^-32. Sums of such numbers below 2^20 are exact in float64,
 // so the loss has the same bits whichever way layers are spread over pipeline stages.
 func grid(x float64) float64 { return math.RoundToEven(x*(1<<32)) / (1 << 32) }
 
-// normalized sets r.normal = s / Σ s, and returns Σ s.
-func (r *Router) normalized(s []float32) float32 {
-	var sum float32
+func sum(s []float32) (total float32) {
 	for _, v := range s {
-		sum += v
+		total += v
 	}
-	for e, v := range s {
-		r.normal[e] = v / sum
-	}
-	return sum
+	return total
 }
 
 // backward adds to dx, given the gradient dweight [N, K] of the weights: through weights, normalisation and scores, never
 // through the bias or the selection.
 func (r *Router) backward(p *pass, act *gatePass, dx, dweight, x tensor.Mat) {
-	m := r.moe
-	dz := tensor.MatOf(x.Rows, m.Experts, p.arena.Zeros(x.Rows*m.Experts))
-	for n, row := range act.real {
-		s, ds := act.score.Row(int(row)), dz.Row(int(row))
-		chosen, weight, dw := act.chosen[n*m.TopK:(n+1)*m.TopK], act.weight.Row(n), dweight.Row(n)
+	dz := zeroMat(p.arena, x.Rows, r.moe.Experts)
+	r.call = gateCall{p, act, dz, dweight}
+	r.slopes.run(len(act.real))
+	r.gate.backward(p, dx, gradient{mat: dz}, operand{mat: x}, 1)
+}
+
+// slopeRows sets the gradient of what the gate's scores are made of.
+func (r *Router) slopeRows(from, to int) {
+	m, p, act := r.moe, r.call.pass, r.call.act
+	for n := from; n < to; n++ {
+		row := int(act.real[n])
+		s, ds := act.score.Row(row), r.call.dz.Row(row)
+		chosen, weight, dw := act.chosen[n*m.TopK:(n+1)*m.TopK], act.weight.Row(n), r.call.dWeight.Row(n)
 		scale := float32(m.Scale)
 		if m.Normalize { // g_j = scale s_j/S:  ds_j = (scale dg_j - Σ_i dg_i g_i) / S
 			sum, mean := float32(1e-20), float32(0)
@@ -221,14 +253,12 @@ func (r *Router) backward(p *pass, act *gatePass, dx, dweight, x tensor.Mat) {
 			}
 		}
 		if m.SeqAux != 0 { // s'_i = s_i/S:  ds_i += (a_i - Σ_j a_j s'_j) / S
-			slope := act.slope.Row(int(row) / p.micro.Len)
-			sum := r.normalized(s)
-			var mean float32
-			for e, v := range r.normal {
-				mean += slope[e] * v
+			slope, total, mean := act.slope.Row(row/p.micro.Len), sum(s), float32(0)
+			for e, v := range s {
+				mean += slope[e] * (v / total)
 			}
 			for e := range ds {
-				ds[e] += (slope[e] - mean) / sum
+				ds[e] += (slope[e] - mean) / total
 			}
 		}
 		if m.Score == Sigmoid {
@@ -245,7 +275,6 @@ func (r *Router) backward(p *pass, act *gatePass, dx, dweight, x tensor.Mat) {
 			ds[e] = v * (ds[e] - mean)
 		}
 	}
-	r.gate.backward(p, dx, dz, x, 1)
 }
 
 // topK writes the indices of the len(dst) largest scores, largest first, equal ones in order of index. A NaN is taken for

@@ -24,7 +24,7 @@ func score(t *testing.T, m MoE, bias []float32, logits ...[]float32) (*Router, *
 	for i, l := range logits {
 		copy(x.Row(i), l)
 	}
-	p := &pass{arena: tensor.NewArena(0)}
+	p := &pass{arena: tensor.NewArena(0), temp: tensor.NewArena(0)}
 	weight := make([]float32, len(logits))
 	for i := range weight {
 		weight[i] = 1
@@ -56,7 +56,7 @@ func TestGateExample(t *testing.T) {
 		t.Errorf("counts %v, want %v", r.Counts, want)
 	}
 	for g, want := range []float64{1.080893, 1.167515, .886516, 1.474443} {
-		near(t, "group score", float64(r.groupScore[g]), want, 1e-6)
+		near(t, "group score", float64(r.scratch[0].groupScore[g]), want, 1e-6)
 	}
 	m.Groups, m.TopGroups = 1, 1
 	if _, _, act, _ = score(t, m, nil, logits); !slices.Equal(act.chosen, []int32{4, 1, 3}) {

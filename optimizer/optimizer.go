@@ -10,6 +10,7 @@ package optimizer
 
 import (
 	"fmt"
+	"strings"
 
 	"moetor/internal/kernel"
 	"moetor/internal/tensor"
@@ -17,7 +18,8 @@ import (
 
 // Config holds the constants of the optimizer.
 type Config struct {
-	Kind        string  `yaml:"kind"` // adamw
+	Kind        string  `yaml:"kind"`    // adamw
+	Moments     string  `yaml:"moments"` // what they are kept in: fp32 or bf16
 	Beta1       float64 `yaml:"beta1"`
 	Beta2       float64 `yaml:"beta2"`
 	Eps         float64 `yaml:"eps"`
@@ -28,11 +30,33 @@ type Config struct {
 // Kinds lists the values Config.Kind may have.
 func Kinds() []string { return []string{"adamw"} }
 
-// Slice is what the optimizer updates: consecutive rows of one param that this rank owns. All four slices have one length.
+// Values that Config.Moments may have. bf16 halves their memory; DeepSeek-V3 was trained with it (technical report, §3.3.3).
+const (
+	FP32 = "fp32"
+	BF16 = "bf16"
+)
+
+// MomentTypes lists the values Config.Moments may have.
+func MomentTypes() []string { return []string{FP32, BF16} }
+
+// MomentBytes is the memory of both moments of one value.
+func (c Config) MomentBytes() int {
+	if c.Moments == BF16 {
+		return 4
+	}
+	return 8
+}
+
+// MaxBetaBF16 is the largest beta that moments in bf16 follow: with a larger one they would not decay.
+const MaxBetaBF16 = kernel.MaxBetaBF16
+
+// Slice is what the optimizer updates: consecutive rows of one param that this rank owns. Values, gradients and moments
+// have one length.
 type Slice struct {
 	Name        string // of the param, for checkpoints and errors
 	Value, Grad []float32
 	M, V        []float32 // first and second moment, owned by the optimizer; nil: NewAdamW allocates zeros
+	M16, V16    []uint16  // the same as BF16, where Config.Moments says so; M and V are nil then
 	Decay       bool      // weight decay applies
 }
 
@@ -51,8 +75,8 @@ type AdamW struct {
 	slices []Slice
 }
 
-// NewAdamW takes over the slices and gives those without moments zeroed ones. It fails if a slice's parts differ in length
-// or the kind is not adamw.
+// NewAdamW takes over the slices and gives those without moments zeroed ones, of the type that cfg names. It fails if a
+// slice's parts differ in length, if it has moments of the other type, or if the kind is not adamw.
 func NewAdamW(cfg Config, slices []Slice) (*AdamW, error) {
 	if cfg.Kind != "adamw" {
 		return nil, fmt.Errorf("optimizer.kind=%s is not available in this version; known: adamw", cfg.Kind)
@@ -60,19 +84,29 @@ func NewAdamW(cfg Config, slices []Slice) (*AdamW, error) {
 	a := &AdamW{cfg: cfg, slices: make([]Slice, len(slices))}
 	for i, s := range slices {
 		n := len(s.Value)
-		if s.M == nil {
-			s.M = make([]float32, n)
+		switch cfg.Moments {
+		case FP32:
+			s.M, s.V = orZeros(s.M, n), orZeros(s.V, n)
+		case BF16:
+			s.M16, s.V16 = orZeros(s.M16, n), orZeros(s.V16, n)
+		default:
+			return nil, fmt.Errorf("optimizer.moments=%s is not available in this version; known: %s", cfg.Moments, strings.Join(MomentTypes(), ", "))
 		}
-		if s.V == nil {
-			s.V = make([]float32, n)
-		}
-		if len(s.Grad) != n || len(s.M) != n || len(s.V) != n {
+		first, second := len(s.M)+len(s.M16), len(s.V)+len(s.V16) // of both types: one must be absent
+		if len(s.Grad) != n || first != n || second != n {
 			return nil, fmt.Errorf("optimizer: %s: %d values but %d gradients, %d first and %d second moments",
-				s.Name, n, len(s.Grad), len(s.M), len(s.V))
+				s.Name, n, len(s.Grad), first, second)
 		}
 		a.slices[i] = s
 	}
 	return a, nil
+}
+
+func orZeros[T float32 | uint16](x []T, n int) []T {
+	if x == nil {
+		return make([]T, n)
+	}
+	return x
 }
 
 // Slices returns what the optimizer updates, moments included, in the order given to NewAdamW. Writing into the moments
@@ -92,7 +126,11 @@ func (a *AdamW) Step(lr, gradScale float64, step int64) {
 		if s.Decay {
 			args.Decay = float32(a.cfg.WeightDecay)
 		}
-		kernel.AdamW(args, s.Value, s.Grad, s.M, s.V)
+		if a.cfg.Moments == BF16 {
+			kernel.AdamWBF16(args, s.Value, s.Grad, s.M16, s.V16)
+		} else {
+			kernel.AdamW(args, s.Value, s.Grad, s.M, s.V)
+		}
 	}
 }
 

@@ -34,7 +34,7 @@ func TestAdamWPyTorch(t *testing.T) {
 	}
 	// The matrix is cut into shards as ZeRO-1 cuts it: that must not matter.
 	slices := []Slice{Rows(matrix, 0, 1), Rows(matrix, 1, 4), Rows(vector, 0, 7)}
-	cfg := Config{Kind: "adamw", Beta1: 0.9, Beta2: 0.95, Eps: 1e-8, WeightDecay: 0.1, Clip: want.Clip}
+	cfg := Config{Kind: "adamw", Moments: FP32, Beta1: 0.9, Beta2: 0.95, Eps: 1e-8, WeightDecay: 0.1, Clip: want.Clip}
 	opt, err := NewAdamW(cfg, slices)
 	if err != nil {
 		t.Fatal(err)
@@ -68,7 +68,13 @@ func TestAdamWPyTorch(t *testing.T) {
 
 // TestAdamWResume: moments taken from Slices and given to a new optimizer continue to the bit.
 func TestAdamWResume(t *testing.T) {
-	cfg := Config{Kind: "adamw", Beta1: 0.9, Beta2: 0.95, Eps: 1e-8, WeightDecay: 0.1}
+	for _, moments := range MomentTypes() {
+		t.Run(moments, func(t *testing.T) { resume(t, moments) })
+	}
+}
+
+func resume(t *testing.T, moments string) {
+	cfg := Config{Kind: "adamw", Moments: moments, Beta1: 0.9, Beta2: 0.95, Eps: 1e-8, WeightDecay: 0.1}
 	newParam := func() *tensor.Param {
 		p := &tensor.Param{Name: "w", Shape: []int{3, 5}, Decay: true}
 		tensor.Allocate([]*tensor.Param{p})
@@ -98,7 +104,11 @@ func TestAdamWResume(t *testing.T) {
 	second := newParam()
 	copy(second.Value, first.Value)
 	s := Rows(second, 0, 3)
-	s.M, s.V = o.Slices()[0].M, o.Slices()[0].V
+	held := o.Slices()[0]
+	s.M, s.V, s.M16, s.V16 = held.M, held.V, held.M16, held.V16
+	if bytes := 4*(len(s.M)+len(s.V)) + 2*(len(s.M16)+len(s.V16)); bytes != cfg.MomentBytes()*len(s.Value) {
+		t.Errorf("moments of %d values take %d bytes, not %d each", len(s.Value), bytes, cfg.MomentBytes())
+	}
 	o, err = NewAdamW(cfg, []Slice{s})
 	if err != nil {
 		t.Fatal(err)
@@ -113,7 +123,7 @@ func TestAdamWResume(t *testing.T) {
 
 // TestAdamWDecay: with a zero gradient only decay moves a weight, by lr*decay of itself, and only where it applies.
 func TestAdamWDecay(t *testing.T) {
-	cfg := Config{Kind: "adamw", Beta1: 0.9, Beta2: 0.95, Eps: 1e-8, WeightDecay: 0.5}
+	cfg := Config{Kind: "adamw", Moments: FP32, Beta1: 0.9, Beta2: 0.95, Eps: 1e-8, WeightDecay: 0.5}
 	a := Slice{Name: "a", Value: []float32{2}, Grad: []float32{0}, Decay: true}
 	b := Slice{Name: "b", Value: []float32{2}, Grad: []float32{0}}
 	o, err := NewAdamW(cfg, []Slice{a, b})
@@ -127,7 +137,7 @@ func TestAdamWDecay(t *testing.T) {
 }
 
 func TestNewAdamWRefuses(t *testing.T) {
-	ok := Config{Kind: "adamw"}
+	ok := Config{Kind: "adamw", Moments: FP32}
 	for _, c := range []struct {
 		cfg  Config
 		s    Slice
@@ -136,6 +146,8 @@ func TestNewAdamWRefuses(t *testing.T) {
 		{Config{Kind: "muon"}, Slice{}, "optimizer.kind=muon is not available"},
 		{ok, Slice{Name: "w", Value: make([]float32, 3), Grad: make([]float32, 2)}, "w: 3 values but 2 gradients"},
 		{ok, Slice{Name: "w", Value: make([]float32, 3), Grad: make([]float32, 3), M: make([]float32, 4)}, "4 first and 3 second"},
+		{Config{Kind: "adamw", Moments: BF16}, Slice{Name: "w", Value: make([]float32, 3), Grad: make([]float32, 3), M: make([]float32, 3)}, "6 first and 3 second"},
+		{Config{Kind: "adamw", Moments: "fp8"}, Slice{Name: "w"}, "optimizer.moments=fp8 is not available"},
 	} {
 		if _, err := NewAdamW(c.cfg, []Slice{c.s}); err == nil || !strings.Contains(err.Error(), c.want) {
 			t.Errorf("got %v, want %q", err, c.want)
@@ -144,13 +156,45 @@ func TestNewAdamWRefuses(t *testing.T) {
 }
 
 func TestStepAllocatesNothing(t *testing.T) {
-	s := Slice{Name: "w", Value: make([]float32, 100), Grad: make([]float32, 100)}
-	o, err := NewAdamW(Config{Kind: "adamw", Beta1: 0.9, Beta2: 0.95, Eps: 1e-8}, []Slice{s})
-	if err != nil {
-		t.Fatal(err)
+	for _, moments := range MomentTypes() {
+		s := Slice{Name: "w", Value: make([]float32, 100), Grad: make([]float32, 100)}
+		o, err := NewAdamW(Config{Kind: "adamw", Moments: moments, Beta1: 0.9, Beta2: 0.95, Eps: 1e-8}, []Slice{s})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if n := testing.AllocsPerRun(20, func() { o.Step(1e-3, 1, 1) }); n != 0 {
+			t.Errorf("%s: %v allocations a step", moments, n)
+		}
 	}
-	if n := testing.AllocsPerRun(20, func() { o.Step(1e-3, 1, 1) }); n != 0 {
-		t.Errorf("%v allocations a step", n)
+}
+
+// TestAdamWBF16: moments of 2 bytes move weights nearly as those of 4 do. A stored moment is off by at most 2^-9 of itself
+// for each of the steps that it remembers, some 1/(1-beta): the first by 10 and the root of the second by half of 20 of them,
+// so a step's part of the update is off by at most 4 %.
+func TestAdamWBF16(t *testing.T) {
+	run := func(moments string) []float32 {
+		s := Slice{Name: "w", Value: make([]float32, 200), Grad: make([]float32, 200)}
+		o, err := NewAdamW(Config{Kind: "adamw", Moments: moments, Beta1: 0.9, Beta2: 0.95, Eps: 1e-8}, []Slice{s})
+		if err != nil {
+			t.Fatal(err)
+		}
+		for step := 1; step <= 100; step++ {
+			for i := range s.Grad { // of one sign, so that a weight is the sum of its updates' sizes
+				s.Grad[i] = float32((1.5 + math.Sin(0.7*float64(i)+1.3*float64(step))) * float64(1+i%5))
+			}
+			o.Step(0.01, 1, int64(step))
+		}
+		return s.Value
+	}
+	want, differ := run(FP32), false
+	for i, got := range run(BF16) {
+		if d := math.Abs(float64(got - want[i])); d > 0.04*math.Abs(float64(want[i])) {
+			t.Errorf("weight %d is %v, with fp32 %v", i, got, want[i])
+		}
+		differ = differ || got != want[i]
+	}
+	if !differ {
+		t.Error("moments in bf16 change nothing: they are not rounded")
 	}
 }
 

@@ -24,7 +24,7 @@ func benchCommand() *cobra.Command {
 multiply-add loop on registers (the FMA peak), measured in turn with them in the same process, on as many threads: on a
 shared machine both rise and fall together. docs/perf.md has figures and what they mean.`,
 	}
-	c.AddCommand(benchGemmCommand(), benchGroupedCommand(), benchAttentionCommand(), benchStepCommand(), benchCommCommand())
+	c.AddCommand(benchGemmCommand(), benchGroupedCommand(), benchAttentionCommand(), benchLowpCommand(), benchStepCommand(), benchCommCommand())
 	return c
 }
 

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"crypto/rand"
 	"encoding/hex"
@@ -9,6 +10,7 @@ import (
 	"os"
 	"os/signal"
 	"path/filepath"
+	"runtime"
 	"strconv"
 	"strings"
 	"syscall"
@@ -26,6 +28,7 @@ type launchFlags struct {
 	nodes, node int
 	rendezvous  string
 	maxRestarts int
+	bind        string
 	asJSON      bool
 }
 
@@ -48,8 +51,34 @@ and the same secret in MOETOR_SECRET.`,
 	fl.IntVar(&f.node, "node-rank", 0, "this host among them, from 0")
 	fl.StringVar(&f.rendezvous, "rendezvous", "", "HOST:PORT at which the ranks meet; needed with --nnodes")
 	fl.IntVar(&f.maxRestarts, "max-restarts", 0, "start again from the last checkpoint after a failure, this often")
+	fl.StringVar(&f.bind, "bind", "auto", "cores of a rank's own: auto (where ranks take all cores), cores (always) or none")
 	fl.BoolVar(&f.asJSON, "json", false, "print JSON at the end")
 	return c
+}
+
+// coresPerRank is to how many of the launcher's cores each rank is bound, a core for each of its threads, or 0. By itself the
+// launcher binds ranks that share all cores evenly: where a user leaves some to others (--threads), a second launcher would
+// choose the same first ones. cores is 0 where the launcher cannot tell.
+func coresPerRank(bind string, ranks, threads, cores int) (int, error) {
+	share := cores / ranks
+	threads = cmp.Or(threads, share)
+	fits := threads > 0 && ranks*threads <= cores
+	switch {
+	case bind == "cores" && !fits:
+		return 0, usagef("--bind cores: %d ranks with %d threads each, and %d cores to bind them to", ranks, max(1, threads), cores)
+	case bind == "cores", bind == "auto" && fits && threads == share && ranks > 1:
+		return threads, nil
+	}
+	return 0, nil
+}
+
+// ownCores is the number of cores that this process may use. One with a quota of processor time has none of its own: all
+// containers of a host would choose the same.
+func ownCores() int {
+	if n := len(launch.Cores()); runtime.GOMAXPROCS(0) == n {
+		return n
+	}
+	return 0
 }
 
 func (f *launchFlags) checkLaunch() error {
@@ -68,6 +97,8 @@ func (f *launchFlags) checkLaunch() error {
 		return usagef("--transport shm connects the ranks of one host, not --nnodes %d; use tcp", f.nodes)
 	case f.nodes > 1 && os.Getenv("MOETOR_SECRET") == "":
 		return usagef("--nnodes %d needs a secret that all hosts share: export MOETOR_SECRET", f.nodes)
+	case f.bind != "auto" && f.bind != "cores" && f.bind != "none":
+		return usagef("--bind %s is unknown; known: auto, cores, none", f.bind)
 	case f.maxRestarts < 0:
 		return usagef("--max-restarts %d must not be negative", f.maxRestarts)
 	}
@@ -76,6 +107,10 @@ func (f *launchFlags) checkLaunch() error {
 
 func (f *launchFlags) launch(c *cobra.Command) error {
 	if err := f.checkLaunch(); err != nil {
+		return err
+	}
+	bound, err := coresPerRank(f.bind, f.ranks, f.threads, ownCores())
+	if err != nil {
 		return err
 	}
 	run, err := f.resolve(f.ranks * f.nodes)
@@ -106,8 +141,11 @@ func (f *launchFlags) launch(c *cobra.Command) error {
 	if err != nil {
 		return err
 	}
+	if bound > 0 {
+		f.threads = bound // a rank does not see the cores of the others
+	}
 	job := launch.Job{
-		Command: append([]string{self, "run"}, f.rankArgs(dir)...), Size: f.ranks, Node: f.node, Nodes: f.nodes,
+		Command: append([]string{self, "run"}, f.rankArgs(dir)...), Size: f.ranks, Node: f.node, Nodes: f.nodes, CoresPerRank: bound,
 		Transport: f.transport, Rendezvous: f.rendezvous, Secret: os.Getenv("MOETOR_SECRET"), Segment: makeSegment,
 		LogDir: dir, Stdout: c.OutOrStdout(), Stderr: c.ErrOrStderr(), Restarts: f.maxRestarts,
 	}

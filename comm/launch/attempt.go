@@ -64,6 +64,7 @@ func (a *attempt) run(ctx context.Context) (code int, err error) {
 	ended := make(chan struct{})
 	go func() {
 		// Ranks get their death signal when the thread that started them ends, so that thread stays until they are gone.
+		// They inherit what it is bound to.
 		runtime.LockOSThread()
 		defer close(ended)
 		defer runtime.UnlockOSThread()
@@ -137,7 +138,12 @@ func (a *attempt) startRank(local int, p places) error {
 	c.Stdout, c.Stderr = out, errs
 	c.SysProcAttr = attributes()
 	c.WaitDelay = pipeDelay
-	if err := c.Start(); err != nil {
+	start := c.Start
+	if n := j.CoresPerRank; n > 0 {
+		cores := Cores()[local*n:][:n]
+		start = func() error { return onCores(cores, c.Start) }
+	}
+	if err := start(); err != nil {
 		read.Close()
 		if o.file != nil {
 			o.file.Close()

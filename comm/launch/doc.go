@@ -9,6 +9,9 @@
 // while there is a better one. Ranks die with the launcher, however it ends (Linux), and each has a process group of its
 // own, so that Ctrl-C on the terminal reaches the launcher alone.
 //
+// With Job.CoresPerRank every rank has processors of its own (Linux): the launcher's thread is bound while it starts one, and a
+// process inherits that. Ranks of other launchers are bound, or not, by those.
+//
 // The first SIGINT, SIGTERM or SIGHUP (the terminal is gone; not under nohup) that the launcher gets goes on to every rank as
 // SIGINT, once: ranks finish the step, write a checkpoint and exit with 3. The second kills them.
 //

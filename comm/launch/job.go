@@ -30,6 +30,10 @@ type Job struct {
 	FirstRank int // 0 means Node*Size
 	WorldSize int // 0 means Nodes*Size
 
+	// CoresPerRank binds local rank i to processors [i*CoresPerRank, (i+1)*CoresPerRank) of Cores(), and with it all threads
+	// that it will have. 0, and any number on systems other than Linux: a rank runs wherever this process may.
+	CoresPerRank int
+
 	Transport  string // shm, tcp, mpi; empty: shm where Segment is set and there is one node, else tcp
 	Rendezvous string // HOST:PORT where rank 0 listens; empty on one node: a free port of 127.0.0.1, bound before any rank starts
 	Secret     string // empty on one node: random
@@ -97,6 +101,8 @@ func (j *Job) check() error {
 		return fmt.Errorf("launch: %d nodes need a rendezvous HOST:PORT, the same on each", j.Nodes)
 	case j.Nodes > 1 && j.Secret == "":
 		return fmt.Errorf("launch: %d nodes need a secret, the same on each; set %s", j.Nodes, envSecret)
+	case j.CoresPerRank < 0 || j.CoresPerRank > 0 && runtime.GOOS == "linux" && j.Size*j.CoresPerRank > len(Cores()):
+		return fmt.Errorf("launch: %d ranks with %d cores each: this process may use %d", j.Size, j.CoresPerRank, len(Cores()))
 	case j.Restarts < 0:
 		return fmt.Errorf("launch: %d restarts: want 0 or more", j.Restarts)
 	case j.Grace < 0:

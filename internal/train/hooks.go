@@ -22,6 +22,7 @@ func (h hook) due(step int64, last bool) bool {
 // metrics line of its step.
 func (t *Trainer) hooks() []hook {
 	return []hook{
+		{Every: int64(t.run.Precision.Watch), Do: t.reportWatched},
 		{Every: int64(t.run.Run.EvalEvery), AtEnd: true, Do: t.validate},
 		{Every: 1, Do: t.logStep},
 		{Every: int64(t.run.Checkpoint.Every), AtEnd: true, Do: t.save},

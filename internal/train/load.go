@@ -81,7 +81,9 @@ func LoadModel(path string) (*Model, error) {
 	if err := r.Check(wanted(m.Run.Model, true)); err != nil {
 		return fail(err)
 	}
-	if m.Chunk, err = model.New(m.Run.Model, model.Whole(m.Run.Model), m.Run.Run.Seed, model.LocalExchange); err != nil {
+	// Whatever it was trained with, it is used in FP32, and keeps nothing for a backward.
+	m.Run.Model.Recipe, m.Run.Model.Recompute = model.Recipe{}, nil
+	if m.Chunk, err = model.New(m.Run.Model, model.Whole(m.Run.Model), m.Run.Run.Seed, nil); err != nil {
 		return fail(err)
 	}
 	if err := loadWeights(r, m.Chunk); err != nil {

@@ -3,6 +3,7 @@ package train
 import (
 	"cmp"
 	"fmt"
+	"math/bits"
 
 	"moetor/configs"
 	"moetor/internal/train/objective"
@@ -15,6 +16,8 @@ import (
 const (
 	runtimeBytes   = 32 << 20 // the program's own pages, the Go runtime, HDF5
 	scratchBytes   = 1 << 20  // packing buffers, per kernel thread
+	codesBytes     = 1 << 19  // as much again for products from codes: decoded blocks
+	tallRows       = 128      // rows of the largest tiles, which a kernel thread makes as floats before it has their scales
 	attentionRows  = 64       // query rows that a kernel thread holds two rows of scores for
 	pieceBytes     = 1 << 20  // of a part of another rank, waiting to be summed
 	ringBytes      = 1 << 20  // of the shm transport, from one rank to one other
@@ -37,12 +40,15 @@ type RankMemory struct {
 // MemoryKinds is the memory of a rank by what it is for, in bytes:
 //
 //	weights        4 per parameter of this coordinate, a tied copy of the embedding included
+//	packed         codes and scales of the weights of Linears in both orders of products, where the recipe has any, and of one
+//	               weight on its way to be packed, per thread
 //	gradients      as many
-//	moments        8 per parameter whose rows this rank owns: dense ones / data ranks, experts / their replicas
+//	moments        8, or 4 in BF16, per parameter whose rows this rank owns: dense ones / data ranks, experts / their replicas
 //	activations    the arena of one micro-batch (see model.MemoryOf) and its index tables, times the micro-batches that the
-//	               simulator of the schedule finds alive at once
+//	               simulator of the schedule finds alive at once; and once what is temporary
 //	logits         those of one chunk of rows, on the last coordinate, and what the head holds per row
-//	scratch        of the kernels, per thread: packed blocks, and 2 x 64 rows of scores of the longest sequence
+//	scratch        of the kernels, per thread: packed blocks, and 2 x 64 rows of scores of the longest sequence; with codes also
+//	               decoded blocks, and 128 rows of an FFN's gate, up and hidden
 //	communication  copies of gradients on the way to their owners (all parameters, and the own rows) where there are replicas, and pieces of the
 //	               others' waiting to be summed;
 //	               two buffers per neighbour in the pipeline; rows on their way between expert ranks; rings of the shm transport
@@ -52,6 +58,7 @@ type RankMemory struct {
 // Expert ranks are taken to receive as many rows as they send, which is what balanced routing gives.
 type MemoryKinds struct {
 	Weights       int64 `json:"weights"`
+	Packed        int64 `json:"packed"`
 	Gradients     int64 `json:"gradients"`
 	Moments       int64 `json:"moments"`
 	Activations   int64 `json:"activations"`
@@ -70,7 +77,7 @@ type Named struct {
 
 // Kinds lists the kinds in the order in which they are explained.
 func (k MemoryKinds) Kinds() []Named {
-	return []Named{{"weights", k.Weights}, {"gradients", k.Gradients}, {"moments", k.Moments}, {"activations", k.Activations}, {"logits", k.Logits},
+	return []Named{{"weights", k.Weights}, {"packed", k.Packed}, {"gradients", k.Gradients}, {"moments", k.Moments}, {"activations", k.Activations}, {"logits", k.Logits},
 		{"scratch", k.Scratch}, {"communication", k.Communication}, {"data", k.Data}, {"runtime", k.Runtime}}
 }
 
@@ -107,7 +114,7 @@ func PredictMemory(run *configs.Run, ranks, threads int) ([]RankMemory, error) {
 		for p := range most {
 			part := model.Part{First: cut[p], Last: cut[p+1], Embed: p == 0, Head: p == mesh.Pipeline-1, ExpertSize: mesh.Expert}
 			r := RankMemory{Pipeline: p, Layers: [2]int{cut[p], cut[p+1]}, Stage: run.Stages[i].Name, InFlight: alive[p]}
-			r.Bytes = rankBytes(c, part, load, mesh, micros, alive[p], threads)
+			r.Bytes = rankBytes(c, part, load, mesh, micros, alive[p], threads, run.Stages[i].Optimizer.MomentBytes())
 			if r.Total = r.Bytes.Total(); r.Total > most[p].Total {
 				most[p] = r
 			}
@@ -156,7 +163,7 @@ func inFlight(schedule string, stages, micros int) ([]int, error) {
 }
 
 // rankBytes adds up one rank.
-func rankBytes(c model.Config, part model.Part, load model.Load, mesh parallel.Mesh, micros, alive, threads int) MemoryKinds {
+func rankBytes(c model.Config, part model.Part, load model.Load, mesh parallel.Mesh, micros, alive, threads, momentBytes int) MemoryKinds {
 	m := model.MemoryOf(c, part, load)
 	rows, d := int64(load.Seqs*load.Len), int64(c.Dim)
 	data, replicas := int64(mesh.Data), int64(mesh.Data/mesh.Expert)
@@ -164,11 +171,12 @@ func rankBytes(c model.Config, part model.Part, load model.Load, mesh parallel.M
 	owned := share(m.Dense, data) + share(m.Expert, replicas)
 	k := MemoryKinds{
 		Weights:     4 * params,
+		Packed:      m.Packed + int64(threads)*m.Room,
 		Gradients:   4 * params,
-		Moments:     8 * owned,
-		Activations: 4 * (m.Pass + m.Index) * int64(alive),
+		Moments:     int64(momentBytes) * owned,
+		Activations: 4*(m.Pass+m.Index)*int64(alive) + 4*m.Temp,
 		Logits:      4 * (m.Logits + m.Head),
-		Scratch:     int64(threads) * (scratchBytes + 4*2*attentionRows*int64(c.Context)),
+		Scratch:     int64(threads) * (scratchBytes + 4*2*attentionRows*int64(c.Context) + codesScratch(c, m)),
 		Data:        batchRowBytes * rows * int64(micros),
 		Runtime:     runtimeBytes + 4*m.Tables,
 	}
@@ -188,12 +196,22 @@ func rankBytes(c model.Config, part model.Part, load model.Load, mesh parallel.M
 		k.Communication += 4 * int64(cmp.Or(c.Vocab, c.VocabSize)) * d
 	}
 	if mesh.Expert > 1 {
-		k.Communication += 4 * rows * int64(c.MoE.TopK) * d * 5 / 4 // grown with a quarter to spare
+		k.Communication += 4 * rows * int64(c.MoE.TopK) * m.Wire * 5 / 4 // grown with a quarter to spare
 	}
 	if n := mesh.World(); n > 1 {
 		k.Communication += 2 * int64(n-1) * RingBytes(n)
 	}
 	return k
+}
+
+// codesScratch is what a kernel thread needs for products from codes and for making codes. Buffers are of sizes that are powers
+// of two.
+func codesScratch(c model.Config, m model.Memory) int64 {
+	if m.Packed == 0 {
+		return 0
+	}
+	values := 3 * tallRows * max(c.DenseInter, c.MoE.Inter*max(c.MoE.Shared, 1))
+	return codesBytes + 4<<bits.Len(uint(values-1))
 }
 
 // share is the larger part of n values spread over owners.

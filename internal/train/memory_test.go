@@ -18,13 +18,17 @@ func TestPredictMemory(t *testing.T) {
 	text := strings.Replace(withVal(t, tiny), "{start: 6, end: 11, ramp_tokens: 2000, step: 1}", "{start: 16}", 1)
 	for _, mesh := range []struct {
 		pipeline, data, expert int
-		schedule               string
-	}{{1, 1, 1, "1f1b"}, {2, 1, 1, "1f1b"}, {4, 1, 1, "1f1b"}, {2, 1, 1, "gpipe"}, {1, 2, 1, "1f1b"}, {2, 2, 2, "1f1b"}} {
-		at := fmt.Sprintf("%dx%d,%d %s", mesh.pipeline, mesh.data, mesh.expert, mesh.schedule)
+		schedule, moments      string
+		recipe, recompute      string
+	}{{1, 1, 1, "1f1b", "fp32", "fp32", "[]"}, {2, 1, 1, "1f1b", "fp32", "fp8", "[]"}, {4, 1, 1, "1f1b", "fp32", "fp32", "[norm, swiglu]"},
+		{2, 1, 1, "gpipe", "bf16", "fp32", "[]"}, {1, 2, 1, "1f1b", "bf16", "mxfp8", "[mla_up]"},
+		{2, 2, 2, "1f1b", "fp32", "fp32", "[]"}, {2, 2, 2, "1f1b", "fp32", "fp8", "[]"}} {
+		at := fmt.Sprintf("%dx%d,%d %s %s %s %s", mesh.pipeline, mesh.data, mesh.expert, mesh.schedule, mesh.moments, mesh.recipe, mesh.recompute)
 		world := mesh.pipeline * mesh.data
 		load := func() *configs.Run {
 			run, err := configs.Parse([]byte(text), "test", []string{fmt.Sprintf("parallel.pipeline=%d", mesh.pipeline),
-				fmt.Sprintf("parallel.expert=%d", mesh.expert), "parallel.schedule=" + mesh.schedule, "parallel.microbatch=2"})
+				fmt.Sprintf("parallel.expert=%d", mesh.expert), "parallel.schedule=" + mesh.schedule, "stages.0.optimizer.moments=" + mesh.moments, "parallel.microbatch=2",
+				"precision.recipe=" + mesh.recipe, "model.recompute=" + mesh.recompute})
 			if err == nil {
 				_, err = OpenTokenizer(run)
 			}
@@ -77,10 +81,12 @@ func (t *Trainer) compareMemory(test *testing.T, at string, want RankMemory) {
 			test.Errorf("%s: %s are %d bytes, predicted %d", at, what, held, predicted)
 		}
 	}
-	var weights, arenas, moments, messages, batches int64
+	var weights, packed, arenas, moments, messages, batches int64
 	for _, c := range t.chunks {
 		values, _ := c.Blocks()
 		weights += 4 * int64(len(values))
+		packed += c.PackedBytes()
+		arenas += 4 * c.TempPeak()
 		peaks := c.ArenaPeaks()
 		if len(peaks) != want.InFlight {
 			test.Errorf("%s: %d micro-batches were in flight, predicted %d", at, len(peaks), want.InFlight)
@@ -90,9 +96,10 @@ func (t *Trainer) compareMemory(test *testing.T, at string, want RankMemory) {
 		}
 	}
 	near("weights", want.Bytes.Weights, weights, 0)
+	near("packed weights", want.Bytes.Packed, packed, 0.05) // one of them as codes, and allocations of sizes that the runtime has
 	near("gradients", want.Bytes.Gradients, weights, 0)
 	for _, s := range t.adam.Slices() {
-		moments += 4 * int64(len(s.M)+len(s.V))
+		moments += 4*int64(len(s.M)+len(s.V)) + 2*int64(len(s.M16)+len(s.V16))
 	}
 	near("moments", want.Bytes.Moments, moments, 0.001) // rows that do not spread evenly
 	tables := 0.05                                      // the index tables of so small a model

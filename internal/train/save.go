@@ -146,13 +146,14 @@ func (t *Trainer) saved() []checkpoint.Slice {
 	var out []checkpoint.Slice
 	moments := t.adam.Slices()
 	for i, s := range t.sync.Slices() {
-		base := checkpoint.Slice{Name: s.Param.Name, Shape: s.Param.Shape, Row0: s.Row0, Rows: s.Row1 - s.Row0}
+		base, m := checkpoint.Slice{Name: s.Param.Name, Shape: s.Param.Shape, Row0: s.Row0, Rows: s.Row1 - s.Row0}, &moments[i]
 		for _, x := range []struct {
 			kind checkpoint.Kind
 			data []float32
-		}{{checkpoint.Weight, s.Value}, {checkpoint.ExpAvg, moments[i].M}, {checkpoint.ExpAvgSq, moments[i].V}} {
+			bf16 []uint16
+		}{{checkpoint.Weight, s.Value, nil}, {checkpoint.ExpAvg, m.M, m.M16}, {checkpoint.ExpAvgSq, m.V, m.V16}} {
 			c := base
-			c.Kind, c.Data = x.kind, x.data
+			c.Kind, c.Data, c.BF16 = x.kind, x.data, x.bf16
 			out = append(out, c)
 		}
 	}
@@ -280,15 +281,31 @@ func (t *Trainer) restore(ctx context.Context, dir string) (stage int, key strin
 			return 0, "", err
 		}
 	}
+	return i, key, t.loadMoments(r)
+}
+
+// loadMoments fills the moments of the rows that this rank owns. The checkpoint's may be of the other type.
+func (t *Trainer) loadMoments(r *checkpoint.Reader) error {
 	moments := t.adam.Slices()
-	for j, s := range t.sync.Slices() {
-		for kind, dst := range map[checkpoint.Kind][]float32{checkpoint.ExpAvg: moments[j].M, checkpoint.ExpAvgSq: moments[j].V} {
-			if err := r.Read(s.Param.Name, kind, s.Row0, s.Row1-s.Row0, dst); err != nil {
-				return 0, "", err
+	for i, s := range t.sync.Slices() {
+		m := &moments[i]
+		for _, x := range []struct {
+			kind checkpoint.Kind
+			fp32 []float32
+			bf16 []uint16
+		}{{checkpoint.ExpAvg, m.M, m.M16}, {checkpoint.ExpAvgSq, m.V, m.V16}} {
+			var err error
+			if x.bf16 != nil {
+				err = r.ReadBF16(s.Param.Name, x.kind, s.Row0, s.Row1-s.Row0, x.bf16)
+			} else {
+				err = r.Read(s.Param.Name, x.kind, s.Row0, s.Row1-s.Row0, x.fp32)
+			}
+			if err != nil {
+				return err
 			}
 		}
 	}
-	return i, key, nil
+	return nil
 }
 
 // initial loads the weights, and nothing else, of another run's checkpoint.

@@ -234,6 +234,7 @@ func (t *Trainer) readSamples(ctx context.Context, src data.Source, first int64,
 
 // begin empties gradients, sums and counts.
 func (t *Trainer) begin(v optimizer.Values) {
+	t.watching()
 	t.bind(t.stage.settings(v.MTPWeight))
 	for _, c := range t.chunks {
 		c.ZeroGrads()

@@ -1,0 +1,91 @@
+package configs
+
+import (
+	"maps"
+	"slices"
+
+	"moetor/internal/lowp"
+	"moetor/model"
+)
+
+// recipes are the values of precision.recipe.
+var recipes = map[string]func() model.Recipe{
+	"fp32":       func() model.Recipe { return model.Recipe{} },
+	"bf16":       bf16,
+	"fp8":        fp8,
+	"fp8-tensor": fp8Tensor,
+	"mxfp8":      mxfp8,
+	"hopper":     hopper,
+}
+
+// RecipeNames lists them.
+func RecipeNames() []string { return slices.Sorted(maps.Keys(recipes)) }
+
+const defaultPromote = 128 // DeepSeek-V3 §3.3.2
+
+// recipe is FP32 for a name that is not known, which validation refuses.
+func (p Precision) recipe() model.Recipe {
+	made, ok := recipes[p.Recipe]
+	if !ok {
+		return model.Recipe{}
+	}
+	r := made()
+	if r.AccumulatorBits != 0 {
+		r.Promote = p.Promote
+	}
+	return r
+}
+
+func quant(f lowp.Format, k lowp.ScaleKind, tileRows, tileCols int) *lowp.Quant {
+	return &lowp.Quant{Format: f, Scale: k, TileRows: tileRows, TileCols: tileCols}
+}
+
+// bf16 rounds operands to BF16 and sums in FP32.
+func bf16() model.Recipe {
+	b := quant(lowp.BF16, lowp.ScaleNone, 0, 0)
+	return model.Recipe{Weight: b, Input: b, InputT: b, Grad: b, GradT: b, AttnOut: b, AttnOutT: b, SwiGLU: b, Dispatch: b, Combine: b, Core: b}
+}
+
+// fp8 is what DeepSeek-V3 trained with (§3.3): E4M3 everywhere, tiles of 1x128 and blocks of 128x128, powers of two as scales
+// where its report says so.
+func fp8() model.Recipe {
+	b := quant(lowp.BF16, lowp.ScaleNone, 0, 0)
+	token := quant(lowp.E4M3, lowp.ScaleF32, 1, 128)
+	channel := quant(lowp.E4M3, lowp.ScaleF32, 128, 1)
+	return model.Recipe{
+		Weight: quant(lowp.E4M3, lowp.ScaleF32, 128, 128),
+		Input:  token, InputT: channel,
+		Grad: token, GradT: channel,
+		AttnOut: quant(lowp.E5M6, lowp.ScalePow2, 1, 128), AttnOutT: quant(lowp.E5M6, lowp.ScalePow2, 128, 1),
+		SwiGLU:   token,
+		Dispatch: quant(lowp.E4M3, lowp.ScalePow2, 1, 128),
+		Combine:  b, Core: b,
+		Promote: 128,
+	}
+}
+
+// fp8Tensor has one scale for a whole operand, taken from its present values. It is there as a contrast: an outlier takes the
+// resolution from all.
+func fp8Tensor() model.Recipe {
+	r := fp8()
+	all := quant(lowp.E4M3, lowp.ScaleF32, 0, 0)
+	r.Weight, r.Input, r.InputT, r.Grad, r.GradT, r.SwiGLU = all, all, all, all, all, all
+	return r
+}
+
+// mxfp8 is the OCP microscaling format: 32 values along what is contracted share a power of two.
+func mxfp8() model.Recipe {
+	r := fp8()
+	token, channel := quant(lowp.E4M3, lowp.ScaleE8M0, 1, 32), quant(lowp.E4M3, lowp.ScaleE8M0, 32, 1)
+	r.Weight, r.WeightT = token, channel
+	r.Input, r.InputT, r.Grad, r.GradT, r.SwiGLU, r.Dispatch = token, channel, token, channel, token, token
+	r.AttnOut, r.AttnOutT = quant(lowp.E5M6, lowp.ScaleE8M0, 1, 32), quant(lowp.E5M6, lowp.ScaleE8M0, 32, 1)
+	return r
+}
+
+// hopper is fp8 with sums as the tensor cores of the H800 make them.
+func hopper() model.Recipe {
+	r := fp8()
+	r.AccumulatorBits = 14
+	return r
+}
