@@ -98,6 +98,8 @@ func (b *block) second(p *pass, act *blockPass, a *tensor.Arena) (x operand, ful
 func (b *block) backward(ctx context.Context, p *pass, act *blockPass, dout tensor.Mat) (dx tensor.Mat, err error) {
 	m, rows, d, mark := p.arena, dout.Rows, dout.Cols, p.temp.Mark()
 	p.layer = b.layer
+	dmid := b.plan.gradients(p).Mat(rows, d)
+	inner := p.temp.Mark()
 	full := act.normed2.mat
 	if b.plan.norm {
 		act.normed2, full = b.second(p, act, m)
@@ -105,12 +107,12 @@ func (b *block) backward(ctx context.Context, p *pass, act *blockPass, dout tens
 		full = p.temp.Mat(rows, d)
 		b.norm2.forward(full, act.mid, act.rstd2)
 	}
-	dmid := b.plan.gradients(p).Mat(rows, d)
 	if b.dense != nil {
 		b.dense.backward(p, &act.dense, dmid, dout, act.normed2)
 	} else if err := b.moe.backward(ctx, p, &act.moe, dmid, dout, act.normed2, full); err != nil {
 		return dx, err
 	}
+	p.temp.Release(inner)
 	b.norm2.backward(dmid, dmid, act.mid, act.rstd2)
 	kernel.Add(dmid.Data, dout.Data)
 

@@ -185,6 +185,8 @@ func TestValidate(t *testing.T) {
 		change func(c *Config)
 		want   []string // parts of one error
 	}{
+		{func(c *Config) { c.Recompute = []string{"norm", "attention"} }, []string{`model.recompute names "attention"`, "norm, mla_up, swiglu"}},
+		{func(c *Config) { c.Recompute = []string{"norm", "swiglu", "norm"} }, []string{`model.recompute names "norm" twice`}},
 		{func(c *Config) { c.Vocab = 0 }, []string{"model.vocab"}},
 		{func(c *Config) { c.VocabSize = 3 }, []string{"model.vocab=3", "29"}},
 		{func(c *Config) { c.Dim = 0 }, []string{"model.dim=0"}},

@@ -172,6 +172,12 @@ func TestBatchDecoder(t *testing.T) {
 	}
 	_, err := NewBatchDecoder(0, cut(t, tiny(), 5, 0)...)
 	fails(t, err, "0 samples")
+	for _, change := range []func(*Config){func(c *Config) { c.Recipe = recipes()["fp8"] }, func(c *Config) { c.Recompute = []string{RecomputeNorm} }} {
+		c := tiny()
+		change(&c)
+		_, err = NewDecoder(cut(t, c, 5, 0)...)
+		fails(t, err, "works in FP32")
+	}
 }
 
 // Answers as long as the context are scored, and what cannot be is refused.

@@ -159,17 +159,19 @@ func (s *sketch) second(layer int, g *gauge) {
 
 func (s *sketch) blockBackward(layer, real int) {
 	d, mark := s.c.Dim, s.temp.used
+	s.gradients().mat(s.rows, d) // dmid
+	inner := s.temp.used
 	if s.plan.norm {
 		s.second(layer, &s.arena)
 	} else if s.plan.low() && !s.c.dense(layer) {
 		s.temp.mat(s.rows, d)
 	}
-	s.gradients().mat(s.rows, d) // dmid
 	if s.c.dense(layer) {
 		s.ffnBackward(s.c.DenseInter)
 	} else {
 		s.moeBackward(layer, real)
 	}
+	s.temp.release(inner)
 	if s.plan.norm {
 		s.normed(&s.arena, d, false)
 	}

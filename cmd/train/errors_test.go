@@ -58,7 +58,7 @@ func TestWrongUsage(t *testing.T) {
 		"list index":                     {launchWith("--set", "stages.4.steps=3"), []string{"stages.4", "1"}},
 		"not an assignment":              {launchWith("--set", "steps"), []string{"steps", "path=value"}},
 		"odd rope":                       {launchWith("--set", "model.attention.rope=3"), []string{"model.attention.rope=3", "even"}},
-		"recipe":                         {launchWith("--set", "precision.recipe=fp8"), []string{"precision.recipe=fp8", "fp32"}},
+		"recipe":                         {launchWith("--set", "precision.recipe=fp9"), []string{"precision.recipe=fp9", "fp32"}},
 		"objective":                      {launchWith("--set", "stages.0.objective=ppo"), []string{"objective=ppo", "lm"}},
 		"tokenizer":                      {launchWith("--set", "tokenizer.kind=bpe"), []string{"tokenizer.kind=bpe", "byte"}},
 		"schedule":                       {launchWith("--set", "parallel.schedule=1f2b"), []string{"parallel.schedule=1f2b", "1f1b"}},

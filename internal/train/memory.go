@@ -6,6 +6,7 @@ import (
 	"math/bits"
 
 	"moetor/configs"
+	"moetor/internal/kernel"
 	"moetor/internal/train/objective"
 	"moetor/model"
 	"moetor/parallel"
@@ -18,7 +19,6 @@ const (
 	scratchBytes   = 1 << 20  // packing buffers, per kernel thread
 	codesBytes     = 1 << 19  // as much again for products from codes: decoded blocks
 	tallRows       = 128      // rows of the largest tiles, which a kernel thread makes as floats before it has their scales
-	attentionRows  = 64       // query rows that a kernel thread holds two rows of scores for
 	pieceBytes     = 1 << 20  // of a part of another rank, waiting to be summed
 	ringBytes      = 1 << 20  // of the shm transport, from one rank to one other
 	allRingsBytes  = 60 << 20 // of all pairs
@@ -47,7 +47,7 @@ type RankMemory struct {
 //	activations    the arena of one micro-batch (see model.MemoryOf) and its index tables, times the micro-batches that the
 //	               simulator of the schedule finds alive at once; and once what is temporary
 //	logits         those of one chunk of rows, on the last coordinate, and what the head holds per row
-//	scratch        of the kernels, per thread: packed blocks, and 2 x 64 rows of scores of the longest sequence; with codes also
+//	scratch        of the kernels, per thread: packed blocks, and what attention packs of the longest sequence; with codes also
 //	               decoded blocks, and 128 rows of an FFN's gate, up and hidden
 //	communication  copies of gradients on the way to their owners (all parameters, and the own rows) where there are replicas, and pieces of the
 //	               others' waiting to be summed;
@@ -176,7 +176,7 @@ func rankBytes(c model.Config, part model.Part, load model.Load, mesh parallel.M
 		Moments:     int64(momentBytes) * owned,
 		Activations: 4*(m.Pass+m.Index)*int64(alive) + 4*m.Temp,
 		Logits:      4 * (m.Logits + m.Head),
-		Scratch:     int64(threads) * (scratchBytes + 4*2*attentionRows*int64(c.Context) + codesScratch(c, m)),
+		Scratch:     int64(threads) * (scratchBytes + kernel.AttentionScratch(c.Context, c.Attention.Nope+c.Attention.Rope, c.Attention.V) + codesScratch(c, m)),
 		Data:        batchRowBytes * rows * int64(micros),
 		Runtime:     runtimeBytes + 4*m.Tables,
 	}
