@@ -87,6 +87,7 @@ func newAttention(c Config, pl *plan, prefix string, byName map[string]*tensor.P
 func (a *attention) forward(p *pass, act *attentionPass, y tensor.Mat, x operand) {
 	rows, mark := x.rows(), p.temp.Mark()
 	a.project(p, act, x)
+	a.values(p, act)
 	a.keys(p, act)
 	act.o, act.lse = p.keepUnless(a.plan.AttnOut != nil).Mat(rows, a.Heads*a.V), p.arena.Floats(a.Heads*rows)
 	kernel.Parallel(len(p.segments)*a.Heads, a.runHead)
@@ -120,13 +121,16 @@ func (a *attention) project(p *pass, act *attentionPass, x operand) {
 	a.turnK.run(rows)
 }
 
-// keys fills kv from the latent, and k from it and the shared key.
-func (a *attention) keys(p *pass, act *attentionPass) {
-	rows := act.c.rows()
-	act.kv = a.core(p).Mat(rows, a.Heads*(a.Nope+a.V))
+// values fills kv from the latent.
+func (a *attention) values(p *pass, act *attentionPass) {
+	act.kv = a.core(p).Mat(act.c.rows(), a.Heads*(a.Nope+a.V))
 	a.latentUp.forward(act.kv, act.c, 0)
-	act.k = a.core(p).Mat(rows, a.Heads*a.qk())
-	a.join.run(rows)
+}
+
+// keys fills k from kv and the shared key.
+func (a *attention) keys(p *pass, act *attentionPass) {
+	act.k = a.core(p).Mat(act.kv.Rows, a.Heads*a.qk())
+	a.join.run(act.kv.Rows)
 }
 
 // core is where queries, keys and values are made: they stay if the backward wants them as they are.
@@ -152,10 +156,14 @@ func (a *attention) again(p *pass, act *attentionPass, x operand) {
 			a.query.forward(act.q, x, 0)
 		}
 		a.turnQ.run(rows)
+		a.values(p, act)
+		if a.plan.Core != nil { // as if they had been kept
+			act.q, act.kv = p.load(p.operand(p.temp, queries, act.q, a.plan.Core, nil)), p.load(p.operand(p.temp, keysValues, act.kv, a.plan.Core, nil))
+		}
 		a.keys(p, act)
 	case a.plan.Core != nil:
-		act.q, act.kv, act.k = p.load(act.keptQ), p.load(act.keptKV), p.temp.Mat(rows, a.Heads*a.qk())
-		a.join.run(rows)
+		act.q, act.kv = p.load(act.keptQ), p.load(act.keptKV)
+		a.keys(p, act)
 	}
 	act.o = p.load(act.out)
 }

@@ -94,8 +94,8 @@ func (b *block) second(p *pass, act *blockPass, a *tensor.Arena) (x operand, ful
 	return b.plan.normed(p, a, ffnInput, b.norm2, act.mid, act.rstd2, full), full
 }
 
-// backward returns dx given dout, which must stay as it is until the pass's BackwardWeight, as dx must.
-func (b *block) backward(ctx context.Context, p *pass, act *blockPass, dout tensor.Mat) (dx tensor.Mat, err error) {
+// backward sets dx given dout, which must stay as it is until the weight gradients are done, as dx must.
+func (b *block) backward(ctx context.Context, p *pass, act *blockPass, dx, dout tensor.Mat) error {
 	m, rows, d, mark := p.arena, dout.Rows, dout.Cols, p.temp.Mark()
 	p.layer = b.layer
 	dmid := b.plan.gradients(p).Mat(rows, d)
@@ -110,7 +110,7 @@ func (b *block) backward(ctx context.Context, p *pass, act *blockPass, dout tens
 	if b.dense != nil {
 		b.dense.backward(p, &act.dense, dmid, dout, act.normed2)
 	} else if err := b.moe.backward(ctx, p, &act.moe, dmid, dout, act.normed2, full); err != nil {
-		return dx, err
+		return err
 	}
 	p.temp.Release(inner)
 	b.norm2.backward(dmid, dmid, act.mid, act.rstd2)
@@ -119,11 +119,10 @@ func (b *block) backward(ctx context.Context, p *pass, act *blockPass, dout tens
 	if b.plan.norm {
 		act.normed1 = b.plan.normed(p, m, attentionInput, b.norm1, act.x, act.rstd1, tensor.Mat{})
 	}
-	dx = m.Mat(rows, d)
 	b.attention.backward(p, &act.attention, dx, dmid, act.normed1)
 	b.norm1.backward(dx, dx, act.x, act.rstd1)
 	kernel.Add(dx.Data, dmid.Data)
 	p.watch(dx, true, b.layer, placeBlock, -1)
 	p.temp.Release(mark)
-	return dx, nil
+	return nil
 }

@@ -237,6 +237,19 @@ func (c *Chunk) Forward(ctx context.Context, micro int, in []float32) (out []flo
 // BackwardInput: dout is Rows x Dim (nil for the head stage), and is not used after the call; din is valid until the
 // next Forward after BackwardWeight of that micro (nil from the embedding stage).
 func (c *Chunk) BackwardInput(ctx context.Context, micro int, dout []float32) (din []float32, err error) {
+	return c.backward(ctx, micro, dout, false)
+}
+
+// Backward is BackwardInput and BackwardWeight in one, which needs less memory: each block's weight gradients are added right
+// after it, and what it made is given back. din is valid until the next Forward.
+func (c *Chunk) Backward(ctx context.Context, micro int, dout []float32) (din []float32, err error) {
+	if din, err = c.backward(ctx, micro, dout, true); err != nil {
+		return nil, err
+	}
+	return din, c.BackwardWeight(ctx, micro)
+}
+
+func (c *Chunk) backward(ctx context.Context, micro int, dout []float32, whole bool) (din []float32, err error) {
 	p, err := c.inFlight(micro)
 	if err != nil {
 		return nil, err
@@ -254,9 +267,21 @@ func (c *Chunk) BackwardInput(ctx context.Context, micro int, dout []float32) (d
 		dx = p.arena.Mat(rows, d)
 		kernel.Copy(dx.Data, dout)
 	}
+	var turns [2]tensor.Mat // gradients between blocks, where only two at a time are needed
+	if whole {
+		turns = [2]tensor.Mat{p.arena.Mat(rows, d), p.arena.Mat(rows, d)}
+	}
 	for i := len(c.blocks) - 1; i >= 0; i-- {
-		if dx, err = c.blocks[i].backward(ctx, p, &p.blocks[i], dx); err != nil {
+		mark, next := p.arena.Mark(), turns[i%2]
+		if !whole {
+			next = p.arena.Mat(rows, d)
+		}
+		if err := c.blocks[i].backward(ctx, p, &p.blocks[i], next, dx); err != nil {
 			return nil, err
+		}
+		if dx = next; whole {
+			p.settle(0)
+			p.arena.Release(mark)
 		}
 	}
 	c.note(p)

@@ -26,6 +26,7 @@ type Load struct {
 	// Arrived are the rows that this rank's experts get in one MoE layer, of all ranks that share them; 0: as many as the
 	// micro-batch sends, which is exact for one expert rank and the mean of several. MTP depth k has (Len-k-1)/Len of them.
 	Arrived int
+	Split   bool // BackwardInput and BackwardWeight are called apart, instead of Backward
 	Judged  bool // under an Objective, which has no MTP modules
 }
 

@@ -91,8 +91,19 @@ func (s *sketch) chunk(p Part) {
 	} else {
 		s.arena.mat(s.rows, d) // the gradient that the next stage sends
 	}
+	if !s.load.Split {
+		s.arena.mat(s.rows, d) // gradients between blocks, in turn
+		s.arena.mat(s.rows, d)
+	}
 	for l := p.Last - 1; l >= p.First; l-- {
+		mark := s.arena.used
+		if s.load.Split {
+			s.arena.mat(s.rows, d) // dx
+		}
 		s.blockBackward(l, s.rows)
+		if !s.load.Split {
+			s.arena.release(mark)
+		}
 	}
 }
 
@@ -121,6 +132,7 @@ func (s *sketch) inputs(g *gauge) {
 }
 
 func (s *sketch) mtpBackward(k int) {
+	s.arena.mat(s.rows, s.c.Dim) // dz
 	s.blockBackward(s.c.Layers+k, s.real(k))
 	mark := s.temp.used
 	if s.plan.norm {
@@ -175,7 +187,6 @@ func (s *sketch) blockBackward(layer, real int) {
 	if s.plan.norm {
 		s.normed(&s.arena, d, false)
 	}
-	s.arena.mat(s.rows, d) // dx
 	s.attentionBackward()
 	s.temp.release(mark)
 }
@@ -215,9 +226,16 @@ func (s *sketch) again() {
 		s.normed(&s.arena, a.KVLora, false)
 	}
 	if s.plan.up || s.plan.Core != nil {
-		s.temp.mat(s.rows, a.Heads*a.qk())
-		s.temp.mat(s.rows, a.Heads*(a.Nope+a.V))
-		s.temp.mat(s.rows, a.Heads*a.qk())
+		q, kv := a.Heads*a.qk(), a.Heads*(a.Nope+a.V)
+		s.temp.mat(s.rows, q)
+		s.temp.mat(s.rows, kv)
+		if s.plan.up && s.plan.Core != nil {
+			for _, cols := range []int{q, kv} {
+				s.operand(&s.temp, s.rows, cols, s.plan.Core)
+				s.temp.mat(s.rows, cols)
+			}
+		}
+		s.temp.mat(s.rows, q)
 	}
 	s.loaded(s.rows, a.Heads*a.V, s.plan.AttnOut)
 }

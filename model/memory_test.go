@@ -34,10 +34,10 @@ func TestMemory(t *testing.T) {
 					settings = Settings{Objective: byWeight{}}
 				}
 				for _, stages := range [][]int{{0}, {0, 1, 2}} {
-					for _, l := range []Load{{Seqs: 1, Len: 7}, {Seqs: 3, Len: 16}} {
+					for _, l := range []Load{{Seqs: 1, Len: 7}, {Seqs: 1, Len: 7, Split: true}, {Seqs: 3, Len: 16}} {
 						l.Judged = c.Score
 						p := cut(t, c, 5, stages...)
-						kept := p.holding(t, micro(c, 1, l.Seqs, l.Len), settings)
+						kept := p.holding(t, micro(c, 1, l.Seqs, l.Len), settings, l.Split)
 						for i, ch := range p {
 							at := fmt.Sprintf("%s, %s, recompute %v, stage %d of %d, %d x %d", name, recipe, again, i, len(p), l.Seqs, l.Len)
 							ch.compareMemory(t, at, l, kept[i])
@@ -51,7 +51,7 @@ func TestMemory(t *testing.T) {
 
 // holding runs a micro-batch and returns how many values each chunk keeps of it between forward and backward. Nothing
 // temporary may be left in between.
-func (p pipe) holding(t *testing.T, m Micro, s Settings) []int {
+func (p pipe) holding(t *testing.T, m Micro, s Settings, split bool) []int {
 	t.Helper()
 	var kept []int
 	var x []float32
@@ -71,12 +71,18 @@ func (p pipe) holding(t *testing.T, m Micro, s Settings) []int {
 		kept = append(kept, c.flying[0].arena.InUse())
 	}
 	for i := len(p) - 1; i >= 0; i-- {
-		x, err = p[i].BackwardInput(ctx, 0, x)
+		if split {
+			x, err = p[i].BackwardInput(ctx, 0, x)
+		} else {
+			x, err = p[i].Backward(ctx, 0, x)
+		}
 		check(t, err)
 		clean(p[i])
 	}
 	for _, c := range p {
-		check(t, c.BackwardWeight(ctx, 0))
+		if split {
+			check(t, c.BackwardWeight(ctx, 0))
+		}
 		clean(c)
 	}
 	return kept
@@ -159,7 +165,7 @@ func TestMemoryExperts(t *testing.T) {
 				ch, err := New(c, part, 5, m.exchange(rank))
 				check(t, err)
 				go func() {
-					kept := pipe{ch}.holding(t, micro(c, uint64(rank), l.Seqs, l.Len), Settings{MTPWeight: 0.3})
+					kept := pipe{ch}.holding(t, micro(c, uint64(rank), l.Seqs, l.Len), Settings{MTPWeight: 0.3}, false)
 					done <- func() { ch.compareMemory(t, fmt.Sprintf("%s, recompute %v, rank %d", name, again, rank), l, kept[0]) }
 				}()
 			}
@@ -182,7 +188,7 @@ func TestMemoryPadding(t *testing.T) {
 			m.Weight[i] = 0
 		}
 		p.step(t, []Micro{m}, Settings{MTPWeight: 0.3})
-		most := MemoryOf(c, Whole(c), Load{Seqs: 2, Len: 16})
+		most := MemoryOf(c, Whole(c), Load{Seqs: 2, Len: 16, Split: true})
 		if got := p[0].ArenaPeaks()[0]; got > most.Pass || got < most.Pass/2 {
 			t.Errorf("%s: %d values in use with padding, counted %d at most", name, got, most.Pass)
 		}

@@ -84,8 +84,8 @@ func (m *mtpModule) inputs(p *pass, act *mtpPass, a *tensor.Arena) {
 func (m *mtpModule) backward(ctx context.Context, p *pass, act *mtpPass, dh tensor.Mat) error {
 	rows, d := dh.Rows, dh.Cols
 	m.outNorm.backward(act.dState, act.dState, act.out, act.outRstd)
-	dz, err := m.block.backward(ctx, p, &act.block, act.dState)
-	if err != nil {
+	dz := p.arena.Mat(rows, d)
+	if err := m.block.backward(ctx, p, &act.block, dz, act.dState); err != nil {
 		return err
 	}
 	mark := p.temp.Mark()

@@ -383,7 +383,7 @@ func TestRecipeBytes(t *testing.T) {
 	for i, r := range []Recipe{{}, fp8} {
 		c.Recipe = r
 		p := cut(t, c, 5, 0)
-		held[i] = float64(p.holding(t, micro(c, 1, 2, 100), Settings{})[0])
+		held[i] = float64(p.holding(t, micro(c, 1, 2, 100), Settings{}, true)[0])
 		for _, w := range p[0].blocks[1].moe.gate.packed {
 			if share := float64(w.y.Bytes()) / float64(4*len(w.w.Data)); share > 0.27 {
 				t.Errorf("an expert's weight is %.3f of its size", share)

@@ -19,6 +19,12 @@ type Stage interface {
 	BackwardWeight(ctx context.Context, micro int) error
 }
 
+// A whole is a Stage that does both halves of a backward in one call, if nothing else is to happen between them: the
+// action B. It returns what BackwardInput does.
+type whole interface {
+	Backward(ctx context.Context, micro int, dout []float32) (din []float32, err error)
+}
+
 // A Link moves activations and gradients between stages on different ranks; the actions it gets are sends and receives
 // only (see Plan.Peer and Action.Channel). Recv returns a buffer that stays valid until the action that consumes it
 // (Forward or BackwardInput of that stage and micro-batch) has returned. Send returns when p may be reused, and accepts
@@ -110,12 +116,17 @@ func (h *handover) do(ctx context.Context, a Action, stage Stage, link Link) err
 		if err != nil {
 			return err
 		}
-		din, err := stage.BackwardInput(ctx, a.Micro, dout)
+		backward := stage.BackwardInput
+		w, both := stage.(whole)
+		if both && a.Op == Backward {
+			backward = w.Backward
+		}
+		din, err := backward(ctx, a.Micro, dout)
 		if err != nil {
 			return err
 		}
 		h.put(h.grads, a.Stage, a.Micro, din)
-		if a.Op == Backward {
+		if a.Op == Backward && !both {
 			return stage.BackwardWeight(ctx, a.Micro)
 		}
 	case BackwardWeight:
