@@ -154,3 +154,42 @@ func (g goldenRun) run(t *testing.T) []Report {
 	}
 	return all[0]
 }
+
+// TestGoldenImplementations: the kernel implementations give the losses of the presets in FP32 within 1e-5. (In codes, as in
+// the demo, a difference in the last bit of a value can move its code, so runs part sooner.)
+func TestGoldenImplementations(t *testing.T) {
+	for _, preset := range []string{"shakespeare-char", "bench-s", "bench-fine"} {
+		want := goldenLosses(t, preset, "avx512")
+		for _, impl := range []string{"avx2", "portable"} {
+			got := goldenLosses(t, preset, impl)
+			if len(got) < 3 && !(impl == "portable" && len(got) == 0) { // see TestGolden for what is not run
+				t.Errorf("%s has %d steps with %s", preset, len(got), impl)
+			}
+			for i, loss := range got {
+				if relative(loss, want[i]) > 1e-5 {
+					t.Errorf("%s, step %d: loss %v with %s, %v with avx512", preset, i+1, loss, impl, want[i])
+				}
+			}
+		}
+	}
+}
+
+// goldenLosses are the losses in a file; none if there is no such file.
+func goldenLosses(t *testing.T, preset, impl string) (losses []float64) {
+	t.Helper()
+	file, err := os.ReadFile(filepath.Join("testdata", "golden", preset+"-"+impl+".txt"))
+	if err != nil {
+		if os.IsNotExist(err) {
+			return nil
+		}
+		t.Fatal(err)
+	}
+	for line := range strings.Lines(string(file)) {
+		var step int
+		var loss float64
+		if n, _ := fmt.Sscan(line, &step, &loss); n == 2 {
+			losses = append(losses, loss)
+		}
+	}
+	return losses
+}
