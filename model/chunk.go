@@ -165,7 +165,7 @@ func (c *Chunk) take(micro int, in []float32, keep bool) (*pass, error) {
 		copy(c.free, c.free[1:])
 		c.free = c.free[:len(c.free)-1]
 	} else {
-		p = &pass{arena: tensor.NewArena(0), temp: c.temp, blocks: make([]blockPass, len(c.blocks))}
+		p = &pass{arena: c.newArena(m, keep), temp: c.temp, blocks: make([]blockPass, len(c.blocks))}
 	}
 	p.watching = c.watching
 	p.begin(c.config, micro, m, keep)
@@ -175,6 +175,19 @@ func (c *Chunk) take(micro int, in []float32, keep bool) (*pass, error) {
 	}
 	c.flying[micro] = p
 	return p, nil
+}
+
+// newArena is one with room for all of a training pass over a micro-batch of this shape, in one block. Experts may receive more
+// rows, and then it grows. A pass without a backward gives memory back after each block, and begins with none.
+func (c *Chunk) newArena(m *Micro, keep bool) *tensor.Arena {
+	if !keep {
+		return tensor.NewArena(0)
+	}
+	size := MemoryOf(c.config, c.part, Load{Seqs: m.Seqs, Len: m.Len, Judged: c.settings.Objective != nil})
+	if c.temp.Cap() == 0 {
+		*c.temp = *tensor.NewArena(int(size.Temp))
+	}
+	return tensor.NewArena(int(size.Pass))
 }
 
 // release ends a pass and keeps its memory for another.
