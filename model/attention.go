@@ -88,14 +88,12 @@ func (a *attention) forward(p *pass, act *attentionPass, y tensor.Mat, x operand
 	rows, mark := x.rows(), p.temp.Mark()
 	a.project(p, act, x)
 	a.values(p, act)
+	a.round(p, act, p.keepUnless(a.plan.up))
 	a.keys(p, act)
 	act.o, act.lse = p.keepUnless(a.plan.AttnOut != nil).Mat(rows, a.Heads*a.V), p.arena.Floats(a.Heads*rows)
 	kernel.Parallel(len(p.segments)*a.Heads, a.runHead)
 	act.out = p.operand(p.arena, headsOutput, act.o, a.plan.AttnOut, a.plan.AttnOutT)
 	a.output.forward(y, act.out, 1)
-	if !a.plan.up {
-		act.keptQ, act.keptKV = p.operand(p.arena, queries, act.q, a.plan.Core, nil), p.operand(p.arena, keysValues, act.kv, a.plan.Core, nil)
-	}
 	p.temp.Release(mark)
 }
 
@@ -125,6 +123,15 @@ func (a *attention) project(p *pass, act *attentionPass, x operand) {
 func (a *attention) values(p *pass, act *attentionPass) {
 	act.kv = a.core(p).Mat(act.c.rows(), a.Heads*(a.Nope+a.V))
 	a.latentUp.forward(act.kv, act.c, 0)
+}
+
+// round stores queries, keys and values as the recipe has them, and goes on with what it stored: the backward makes the
+// probabilities again from these, and from the log-sum-exp of the forward, so both must see the same numbers.
+func (a *attention) round(p *pass, act *attentionPass, to *tensor.Arena) {
+	if a.plan.Core != nil {
+		act.keptQ, act.keptKV = p.operand(to, queries, act.q, a.plan.Core, nil), p.operand(to, keysValues, act.kv, a.plan.Core, nil)
+		act.q, act.kv = p.load(act.keptQ), p.load(act.keptKV)
+	}
 }
 
 // keys fills k from kv and the shared key.
@@ -157,9 +164,7 @@ func (a *attention) again(p *pass, act *attentionPass, x operand) {
 		}
 		a.turnQ.run(rows)
 		a.values(p, act)
-		if a.plan.Core != nil { // as if they had been kept
-			act.q, act.kv = p.load(p.operand(p.temp, queries, act.q, a.plan.Core, nil)), p.load(p.operand(p.temp, keysValues, act.kv, a.plan.Core, nil))
-		}
+		a.round(p, act, p.temp)
 		a.keys(p, act)
 	case a.plan.Core != nil:
 		act.q, act.kv = p.load(act.keptQ), p.load(act.keptKV)

@@ -205,15 +205,23 @@ func (s *sketch) attention() {
 	s.arena.mat(s.rows, a.Rope)
 	s.normed(s.keepUnless(s.plan.norm), a.KVLora, false)
 	core.mat(s.rows, a.Heads*(a.Nope+a.V))
+	s.round(s.keepUnless(s.plan.up))
 	core.mat(s.rows, a.Heads*a.qk())
 	s.keepUnless(s.plan.AttnOut != nil).mat(s.rows, a.Heads*a.V)
 	s.arena.mat(a.Heads, s.rows) // lse
 	s.operand(&s.arena, s.rows, a.Heads*a.V, s.plan.AttnOut)
-	if !s.plan.up {
-		s.operand(&s.arena, s.rows, a.Heads*a.qk(), s.plan.Core)
-		s.operand(&s.arena, s.rows, a.Heads*(a.Nope+a.V), s.plan.Core)
-	}
 	s.temp.release(mark)
+}
+
+// round is that of queries, keys and values.
+func (s *sketch) round(g *gauge) {
+	if s.plan.Core == nil {
+		return
+	}
+	for _, cols := range []int{s.c.Attention.Heads * s.c.Attention.qk(), s.c.Attention.Heads * (s.c.Attention.Nope + s.c.Attention.V)} {
+		s.operand(g, s.rows, cols, s.plan.Core)
+		s.temp.mat(s.rows, cols)
+	}
 }
 
 // again makes anew what forward did not keep.
@@ -229,11 +237,8 @@ func (s *sketch) again() {
 		q, kv := a.Heads*a.qk(), a.Heads*(a.Nope+a.V)
 		s.temp.mat(s.rows, q)
 		s.temp.mat(s.rows, kv)
-		if s.plan.up && s.plan.Core != nil {
-			for _, cols := range []int{q, kv} {
-				s.operand(&s.temp, s.rows, cols, s.plan.Core)
-				s.temp.mat(s.rows, cols)
-			}
+		if s.plan.up {
+			s.round(&s.temp)
 		}
 		s.temp.mat(s.rows, q)
 	}

@@ -67,6 +67,12 @@ func (f *rankFlags) prepareDir(dir string, run *configs.Run, first, end int) (re
 				return func() {}, usage(err)
 			}
 		}
+		for _, pattern := range []string{"reference-*.bin", "precision-rank-*.jsonl"} {
+			old, _ := filepath.Glob(filepath.Join(dir, pattern))
+			for _, name := range old {
+				os.Remove(name)
+			}
+		}
 	}
 	if !f.resume {
 		for r := first; r < end; r++ {

@@ -101,6 +101,11 @@ func TestWatch(t *testing.T) {
 			t.Errorf("implausible: %s", line)
 		}
 	}
+	again := testRun{pipeline: 1, data: 1, expert: 1, sets: []string{"precision.recipe=fp8", "precision.watch=10"}, opts: Options{Dir: dir}}
+	runRanks(t, text, again) // a run that begins anew has a report of its own
+	if b, err := os.ReadFile(filepath.Join(dir, "precision-rank-0.jsonl")); err != nil || !bytes.Equal(b, blob) {
+		t.Errorf("the report of a second run in the directory has %d bytes, that of the first had %d (%v)", len(b), len(blob), err)
+	}
 	if len(steps) != 2 || !steps[10] || !steps[20] {
 		t.Errorf("steps %v, want 10 and 20", steps)
 	}

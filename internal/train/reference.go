@@ -11,6 +11,7 @@ import (
 	"math"
 	"os"
 	"path/filepath"
+	"strings"
 
 	"moetor/checkpoint"
 	"moetor/comm"
@@ -73,7 +74,9 @@ func (t *Trainer) refer(ctx context.Context, key string) error {
 		if err != nil {
 			return err
 		}
-		key = weights + "-" + s.train.Fingerprint()
+		key = weights + "-" + s.train.Fingerprint() + t.recipeMark()
+	} else if mark := t.recipeMark(); !strings.HasSuffix(key, mark) || mark == "" && strings.Contains(key, recipeSign) {
+		t.note("precision.recipe=%s: the reference of stage %s was computed in another recipe, and the run goes on comparing with it", t.run.Precision.Recipe, s.cfg.Name)
 	}
 	var found []byte
 	if t.root() {
@@ -95,6 +98,20 @@ func (t *Trainer) refer(ctx context.Context, key string) error {
 		return t.referAgain(ctx, key)
 	}
 	return t.computeReference(ctx, key)
+}
+
+const recipeSign = "+recipe="
+
+// recipeMark ends the key of a reference: the same weights give other log-probabilities in another recipe.
+func (t *Trainer) recipeMark() string {
+	switch p := t.run.Precision; p.Recipe {
+	case "fp32":
+		return ""
+	case "hopper":
+		return fmt.Sprintf("%s%s-%d", recipeSign, p.Recipe, p.Promote)
+	default:
+		return recipeSign + p.Recipe
+	}
 }
 
 // referenceSamples is how many samples of the stage the reference needs, 0 for all: a stage that ends within its first epoch

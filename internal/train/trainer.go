@@ -247,6 +247,9 @@ func (t *Trainer) Run(ctx context.Context) (Outcome, error) {
 	if err := t.openMetrics(); err != nil {
 		return Outcome{}, err
 	}
+	if err := t.openWatch(); err != nil {
+		return Outcome{}, err
+	}
 	if t.stage == nil && t.run.Run.Init != "" {
 		if err := t.together(ctx, t.initial(t.run.Run.Init)); err != nil {
 			return Outcome{}, RefusedError{fmt.Errorf("run.init: %w", err)}

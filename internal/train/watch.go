@@ -34,10 +34,28 @@ func (t *Trainer) watching() {
 	}
 }
 
+func (t *Trainer) watchPath() string {
+	return filepath.Join(t.opts.Dir, fmt.Sprintf("precision-rank-%d.jsonl", t.world.Rank()))
+}
+
+// openWatch drops from the report what a resumed run will do again, or all of it.
+func (t *Trainer) openWatch() error {
+	path := t.watchPath()
+	if _, err := os.Stat(path); err != nil {
+		return nil // there is none
+	}
+	if t.opts.Resume {
+		return trimMetrics(path, t.position())
+	}
+	if err := os.Remove(path); err != nil {
+		return fmt.Errorf("precision.watch: %w", err)
+	}
+	return nil
+}
+
 // reportWatched appends what was measured to the rank's file.
 func (t *Trainer) reportWatched(_ context.Context, r *Report) error {
-	path := filepath.Join(t.opts.Dir, fmt.Sprintf("precision-rank-%d.jsonl", t.world.Rank()))
-	f, err := os.OpenFile(path, os.O_APPEND|os.O_CREATE|os.O_WRONLY, 0o644)
+	f, err := os.OpenFile(t.watchPath(), os.O_APPEND|os.O_CREATE|os.O_WRONLY, 0o644)
 	if err != nil {
 		return fmt.Errorf("precision.watch: %w", err)
 	}
