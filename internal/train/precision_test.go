@@ -4,9 +4,11 @@ import (
 	"bytes"
 	"encoding/json"
 	"fmt"
+	"math"
 	"os"
 	"path/filepath"
 	"slices"
+	"strings"
 	"testing"
 
 	"moetor/configs"
@@ -114,6 +116,19 @@ func TestWatch(t *testing.T) {
 		"gradient of self_attn.q", "model.layers.1.mlp.experts.3.down_proj.weight", "model.layers.0.self_attn.o_proj.weight", "gradient of eh_proj"} {
 		if !names[name] {
 			t.Errorf("no line about %q", name)
+		}
+	}
+}
+
+// TestReferenceOfAnotherRecipe: a reference that a run in another recipe left in the directory, of the same weights and data, is
+// not taken: the first preference loss is ln 2 all the same.
+func TestReferenceOfAnotherRecipe(t *testing.T) {
+	text, dir := chainText(t), t.TempDir()
+	text = text[:strings.Index(text, "  - name: ")] + text[strings.Index(text, "  - name: prefer"):]
+	for _, recipe := range []string{"fp32", "fp8", "fp32", "bf16"} {
+		got, _ := runRanks(t, text, testRun{pipeline: 1, data: 1, expert: 1, sets: []string{"parallel.microbatch=2", "precision.recipe=" + recipe}, opts: Options{Dir: dir}})
+		if got[0].Loss != math.Ln2 || got[0].Sums["reward_margin"] != 0 {
+			t.Errorf("%s: first loss %.17g, margin %v, want exactly ln 2 and 0", recipe, got[0].Loss, got[0].Sums["reward_margin"])
 		}
 	}
 }
