@@ -73,7 +73,14 @@ func Rows(p *tensor.Param, from, to int) Slice {
 type AdamW struct {
 	cfg    Config
 	slices []Slice
+	parts  [][]Slice // the same values, cut and gathered into parts of equal work
+
+	args    kernel.AdamWArgs // of the step under way
+	runPart func(i int)
 }
+
+// partValues is the number of values of a part, some 10 µs of work for one thread.
+const partValues = 1 << 15
 
 // NewAdamW takes over the slices and gives those without moments zeroed ones, of the type that cfg names. It fails if a
 // slice's parts differ in length, if it has moments of the other type, or if the kind is not adamw.
@@ -99,7 +106,44 @@ func NewAdamW(cfg Config, slices []Slice) (*AdamW, error) {
 		}
 		a.slices[i] = s
 	}
+	a.cut()
+	a.runPart = func(i int) {
+		for j := range a.parts[i] {
+			a.update(&a.parts[i][j])
+		}
+	}
 	return a, nil
+}
+
+// cut fills parts, so that many small slices keep all threads as busy as a large one.
+func (a *AdamW) cut() {
+	room := 0
+	for _, s := range a.slices {
+		for len(s.Value) > 0 {
+			if room == 0 {
+				a.parts, room = append(a.parts, nil), partValues
+			}
+			n := min(len(s.Value), room)
+			piece := s
+			piece.Value, s.Value = split(s.Value, n)
+			piece.Grad, s.Grad = split(s.Grad, n)
+			piece.M, s.M = split(s.M, n)
+			piece.V, s.V = split(s.V, n)
+			piece.M16, s.M16 = split(s.M16, n)
+			piece.V16, s.V16 = split(s.V16, n)
+			last := &a.parts[len(a.parts)-1]
+			*last = append(*last, piece)
+			room -= n
+		}
+	}
+}
+
+// split cuts x after n values, unless it is nil.
+func split[T float32 | uint16](x []T, n int) (head, rest []T) {
+	if x == nil {
+		return nil, nil
+	}
+	return x[:n], x[n:]
 }
 
 func orZeros[T float32 | uint16](x []T, n int) []T {
@@ -116,21 +160,22 @@ func (a *AdamW) Slices() []Slice { return a.slices }
 // Step applies update number step, which is 1 for the first of a stage (Position.Step+1), with learning rate lr.
 // Gradients are multiplied by gradScale, the clip factor, as they are read; they are not changed.
 func (a *AdamW) Step(lr, gradScale float64, step int64) {
-	args := kernel.AdamWArgs{
+	a.args = kernel.AdamWArgs{
 		LR: float32(lr), Beta1: float32(a.cfg.Beta1), Beta2: float32(a.cfg.Beta2), Eps: float32(a.cfg.Eps),
 		GradScale: float32(gradScale), Step: int(step),
 	}
-	for i := range a.slices {
-		s := &a.slices[i]
-		args.Decay = 0
-		if s.Decay {
-			args.Decay = float32(a.cfg.WeightDecay)
-		}
-		if a.cfg.Moments == BF16 {
-			kernel.AdamWBF16(args, s.Value, s.Grad, s.M16, s.V16)
-		} else {
-			kernel.AdamW(args, s.Value, s.Grad, s.M, s.V)
-		}
+	kernel.Parallel(len(a.parts), a.runPart)
+}
+
+func (a *AdamW) update(s *Slice) {
+	args := a.args
+	if s.Decay {
+		args.Decay = float32(a.cfg.WeightDecay)
+	}
+	if a.cfg.Moments == BF16 {
+		kernel.AdamWBF16(args, s.Value, s.Grad, s.M16, s.V16)
+	} else {
+		kernel.AdamW(args, s.Value, s.Grad, s.M, s.V)
 	}
 }
 
