@@ -50,6 +50,7 @@ cross:
 generate:
 	cd internal/kernel/_gen && $(GO) run . -out ../micro_amd64.s -stubs ../micro_decl_amd64.go -pkg kernel
 	cd internal/kernel/_gen && $(GO) run . -scaled -out ../scaled_amd64.s -stubs ../scaled_decl_amd64.go -pkg kernel
+	cd internal/kernel/_gen && $(GO) run . -hopper -out ../hopper_amd64.s -stubs ../hopper_decl_amd64.go -pkg kernel
 	cd internal/lowp/_gen && $(GO) run . -out ../lowp_amd64.s -stubs ../lowp_decl_amd64.go -pkg lowp
 	git diff --exit-code internal/kernel internal/lowp
 

@@ -35,6 +35,9 @@ type micro struct {
 	//	c[ldc*i+j] = sum[i][j]*colScale[j], added to c[ldc*i+j] if accumulate is set
 	runScaled func(rows, cols, k int, a, b, c *float32, ldc int, rowScale, colScale *float32, accumulate bool)
 
+	// hopper are the routines of sums as tensor cores make them.
+	hopper hopperRoutines
+
 	// prefetch asks for cache lines from p on, at least one; nil where nothing can.
 	prefetch func(p *byte, lines int)
 

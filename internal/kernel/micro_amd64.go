@@ -18,6 +18,7 @@ func vectorImpls() []impl {
 			rows: 14, cols: 32, narrow: 16, lanes: 16, byRows: &rowsAVX512, byCols: &colsAVX512,
 			transpose: transposeAVX512, copyRows: copyRowsAVX512, peak: peakAVX512,
 			runScaled: runScaledAVX512, prefetch: prefetchLines,
+			hopper: hopperRoutines{addHopperAVX512, promoteHopperAVX512},
 		}})
 	}
 	if x.HasAVX2 && x.HasFMA {
@@ -25,6 +26,7 @@ func vectorImpls() []impl {
 			rows: 6, cols: 16, narrow: 8, lanes: 8, byRows: &rowsAVX2, byCols: &colsAVX2,
 			transpose: transposeAVX2, copyRows: copyRowsAVX2, peak: peakAVX2,
 			runScaled: runScaledAVX2, prefetch: prefetchLines,
+			hopper: hopperRoutines{addHopperAVX2, promoteHopperAVX2},
 		}})
 	}
 	return list

@@ -17,6 +17,7 @@ var portable = impl{
 		byRows:    portableTiles(func(lda int) (rowStep, step int) { return lda, 1 }),
 		byCols:    portableTiles(func(lda int) (rowStep, step int) { return 1, lda }),
 		runScaled: runScaledPortable,
+		hopper:    hopperRoutines{addHopperPortable, promoteHopperPortable},
 		peak:      peakPortable,
 	},
 }

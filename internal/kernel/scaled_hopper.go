@@ -3,12 +3,13 @@ package kernel
 import (
 	"fmt"
 	"math"
+	"unsafe"
 
 	"moetor/internal/lowp"
 )
 
 // Hopper computes scaled products as tensor cores of that generation do, whose sums of FP8 products keep about 14 bits
-// (DeepSeek-V3 report, section 3.5.2). It is slow, and there for study.
+// (DeepSeek-V3 report, section 3.5.2). It is several times slower than [ScaledGemm], and there for study.
 //
 // 32 products at a time, and the sum so far, are cut to multiples of 2^-13 of the power of two below the largest of them,
 // towards zero, and then added. After every Promote values of k, a multiple of 32, the sum is multiplied by the scales of
@@ -53,9 +54,22 @@ func (h Hopper) run(routine string, g scaledGroups) {
 const (
 	hopperGroup = 32 // products added at once
 	hopperBits  = 14
+	hopperRows  = 4 // of a tile of sums
 )
 
-// emulate is multiply on the sums of a Hopper.
+// hopperRoutines work on tiles of at most hopperRows rows and scaledWidth columns; a row of sums is scaledWidth values.
+type hopperRoutines struct {
+	// add adds 0 < k <= hopperGroup products to each sum: those of a row of A, scaledDepth values apart, with a column of B,
+	// whose steps are scaledWidth values apart. Rows of A are hopperGroup values long, those from k on count for nothing.
+	// Sums past the last column may change.
+	add func(rows, cols, k int, a, b, sums *float32)
+
+	// promote adds sums with their scales to C, and clears them.
+	promote func(rows, cols int, sums, c *float32, ldc int, rowScale, colScale *float32)
+}
+
+// emulate is multiply on the sums of a Hopper. A block of A is decoded once per scaledBlockN columns, a panel of B once per
+// block of A.
 func (w *scaledSpace) emulate(p *scaledProduct, h Hopper) {
 	if !p.accumulate {
 		for i := range p.m {
@@ -71,32 +85,29 @@ func (w *scaledSpace) emulate(p *scaledProduct, h Hopper) {
 	if !after(&p.a) || !after(&p.b) {
 		p.a.fold, p.b.fold = true, true
 	}
-	running := borrowScratch(stripWidth * scaledWidth)
-	t := portable.micro
-	for i0 := 0; i0 < p.m; i0 += stripWidth {
-		i1 := min(i0+stripWidth, p.m)
-		for j := 0; j < p.n; j += scaledWidth {
-			cols := min(scaledWidth, p.n-j)
-			sums, panel, scales := running.f[:(i1-i0)*scaledWidth], w.b[:scaledWidth*scaledDepth], w.cols[:cols]
-			clear(sums)
+	t := active.Load().micro
+	panel, scales := w.b[:scaledWidth*scaledDepth], w.cols[:scaledWidth]
+	running := borrowScratch(min(p.m, stripWidth) * (min(p.n, scaledBlockN) + scaledWidth - 1))
+	for j0 := 0; j0 < p.n; j0 += scaledBlockN {
+		j1 := min(j0+scaledBlockN, p.n)
+		for i0 := 0; i0 < p.m; i0 += stripWidth {
+			high := min(stripWidth, p.m-i0)
+			clear(running.f[:high*(j1-j0+scaledWidth-1)])
 			for k0 := 0; k0 < p.k; k0 += scaledDepth {
 				k1 := min(k0+scaledDepth, p.k)
-				w.block(t, &p.a, i0, i1-i0, k0, k1)
-				w.panel(t, &p.b, panel, j, cols, k0, k1)
-				p.b.lineScales(scales, j, k0)
-				for q0 := k0; q0 < k1; q0 += hopperGroup {
-					q1 := min(q0+hopperGroup, k1)
-					promote := q1 == p.k || q1%every == 0
-					for i := range i1 - i0 {
-						line := w.a[i*scaledDepth+q0-k0 : i*scaledDepth+q1-k0]
-						row := p.c[(i0+i)*p.ldc+j:][:cols]
-						for c := range row {
-							sum := hopperAdd(sums[i*scaledWidth+c], line, panel[(q0-k0)*scaledWidth+c:])
-							if promote {
-								row[c] += float32(float32(sum*w.rows[i]) * scales[c])
-								sum = 0
+				w.block(t, &p.a, i0, high, k0, k1)
+				for j := j0; j < j1; j += scaledWidth {
+					cols := min(scaledWidth, j1-j)
+					w.panel(t, &p.b, panel, j, cols, k0, k1)
+					p.b.lineScales(scales[:cols], j, k0)
+					for i := 0; i < high; i += hopperRows {
+						rows, sums := min(hopperRows, high-i), &running.f[(j-j0)*high+i*scaledWidth]
+						for q := k0; q < k1; q += hopperGroup {
+							end := min(q+hopperGroup, k1)
+							t.hopper.add(rows, cols, end-q, &w.a[i*scaledDepth+q-k0], &panel[(q-k0)*scaledWidth], sums)
+							if end == p.k || end%every == 0 {
+								t.hopper.promote(rows, cols, sums, &p.c[(i0+i)*p.ldc+j], p.ldc, &w.rows[i], &scales[0])
 							}
-							sums[i*scaledWidth+c] = sum
 						}
 					}
 				}
@@ -104,6 +115,30 @@ func (w *scaledSpace) emulate(p *scaledProduct, h Hopper) {
 		}
 	}
 	running.giveBack()
+}
+
+func addHopperPortable(rows, cols, k int, a, b, sums *float32) {
+	panel := unsafe.Slice(b, (k-1)*scaledWidth+cols)
+	for i := range rows {
+		line := unsafe.Slice((*float32)(unsafe.Add(unsafe.Pointer(a), 4*i*scaledDepth)), k)
+		row := unsafe.Slice((*float32)(unsafe.Add(unsafe.Pointer(sums), 4*i*scaledWidth)), cols)
+		for j := range row {
+			row[j] = hopperAdd(row[j], line, panel[j:])
+		}
+	}
+}
+
+func promoteHopperPortable(rows, cols int, sums, c *float32, ldc int, rowScale, colScale *float32) {
+	scales := unsafe.Slice(colScale, cols)
+	for i, r := range unsafe.Slice(rowScale, rows) {
+		row := unsafe.Slice((*float32)(unsafe.Add(unsafe.Pointer(c), 4*i*ldc)), cols)
+		from := unsafe.Slice((*float32)(unsafe.Add(unsafe.Pointer(sums), 4*i*scaledWidth)), cols)
+		for j, s := range from {
+			// The conversions forbid fusing.
+			row[j] += float32(float32(s*r) * scales[j])
+			from[j] = 0
+		}
+	}
 }
 
 // hopperAdd adds to sum the products of a line of A with values scaledWidth apart.

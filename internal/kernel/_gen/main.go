@@ -1,5 +1,5 @@
-// Command _gen writes the assembly of package kernel: micro_amd64.s and its declarations, micro_decl_amd64.go, and with
-// -scaled scaled_amd64.s and scaled_decl_amd64.go.
+// Command _gen writes the assembly of package kernel: micro_amd64.s and its declarations, micro_decl_amd64.go; with
+// -scaled scaled_amd64.s and scaled_decl_amd64.go; with -hopper hopper_amd64.s and hopper_decl_amd64.go.
 // README.md says how to run it.
 package main
 
@@ -34,8 +34,20 @@ var (
 
 func main() {
 	scaledTiles := flag.Bool("scaled", false, "write the tile routines of scaled products instead of all others")
+	hopperSums := flag.Bool("hopper", false, "write the routines of emulated sums instead of all others")
 	flag.Parse()
 	ConstraintExpr("amd64,!purego")
+	if *hopperSums {
+		defineHopper()
+		for _, rows := range []int{4, 1} {
+			hopperAdd(avx512, rows, 2)
+			hopperAdd(avx2, rows, 1)
+		}
+		hopperPromote(avx512)
+		hopperPromote(avx2)
+		Generate()
+		return
+	}
 	if *scaledTiles {
 		for _, vectors := range []int{2, 1} {
 			for _, rows := range []int{14, 8, 4, 2, 1} {
