@@ -26,14 +26,18 @@ type loop struct {
 	scale            float64
 }
 
+// loopJob is the loop that the workers are at.
+var loopJob loop
+
 // runLoop does a loop on all threads.
 func (p *pool) runLoop(q *loop) {
-	p.loop = *q
-	p.run((q.n+q.chunk-1)/q.chunk, p.loopPart)
+	loopJob = *q
+	p.run((q.n+q.chunk-1)/q.chunk, runLoopPart)
+	loopJob = loop{} // hold on to nobody's vectors
 }
 
-func (p *pool) runLoopPart(i int) {
-	q := &p.loop
+func runLoopPart(i int) {
+	q := &loopJob
 	from := i * q.chunk
 	q.part(q, from, min(from+q.chunk, q.n))
 }

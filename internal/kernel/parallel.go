@@ -21,19 +21,27 @@ func splitWays(m, n, k int) int {
 	return 1
 }
 
-// runProduct cuts C into rectangles of whole tiles, some per thread. k is never cut.
-func (p *pool) runProduct(q *product, threads int) {
-	p.product = *q
-	flops := 2 * int64(q.m) * int64(q.n) * int64(q.k)
-	perThread := int(min(max(flops/(int64(threads)*partFlops), 1), maxParts))
-	p.rowParts, p.columnParts = grid(active.Load().micro, q.m, q.n, threads*perThread)
-	p.run(p.rowParts*p.columnParts, p.productPart)
+// productJob is the product that the workers are at, in parts of rows and columns.
+var productJob struct {
+	product
+	rowParts, columnParts int
 }
 
-func (p *pool) runProductPart(i int) {
-	t, q := active.Load().micro, &p.product
-	i0, i1 := share(i/p.columnParts, p.rowParts, q.m, t.rows)
-	j0, j1 := share(i%p.columnParts, p.columnParts, q.n, t.cols)
+// runProduct cuts C into rectangles of whole tiles, some per thread. k is never cut.
+func (p *pool) runProduct(q *product, threads int) {
+	t, j := active.Load().micro, &productJob
+	j.product = *q
+	flops := 2 * int64(q.m) * int64(q.n) * int64(q.k)
+	perThread := int(min(max(flops/(int64(threads)*partFlops), 1), maxParts))
+	j.rowParts, j.columnParts = grid(t.rows, t.cols, q.m, q.n, threads*perThread)
+	p.run(j.rowParts*j.columnParts, runProductPart)
+	j.product = product{} // hold on to nobody's matrices
+}
+
+func runProductPart(i int) {
+	t, q := active.Load().micro, &productJob
+	i0, i1 := share(i/q.columnParts, q.rowParts, q.m, t.rows)
+	j0, j1 := share(i%q.columnParts, q.columnParts, q.n, t.cols)
 	if i0 == i1 || j0 == j1 {
 		return
 	}
@@ -45,12 +53,12 @@ func (p *pool) runProductPart(i int) {
 
 // grid chooses into how many parts rows and columns are cut: the largest part should be small, and then the operands
 // that parts have to pack anew.
-func grid(t *micro, m, n, threads int) (rowParts, columnParts int) {
+func grid(rowTile, columnTile, m, n, threads int) (rowParts, columnParts int) {
 	best := int64(-1)
 	for r := 1; r <= threads; r++ {
 		c := threads / r
-		_, rows := share(0, r, m, t.rows)
-		_, cols := share(0, c, n, t.cols)
+		_, rows := share(0, r, m, rowTile)
+		_, cols := share(0, c, n, columnTile)
 		// A packed value costs about as much as some 16 multiply-adds.
 		cost := int64(rows)*int64(cols) + 16*int64(rows+cols)
 		if best < 0 || cost < best {
@@ -79,41 +87,77 @@ type groupPart struct {
 	work           int
 }
 
-// runGroups makes every group a part, or several where it is more than a fair piece, and hands them out largest first.
+// groupParts are the parts of a grouped product, and where the queue of each thread ends among them.
+type groupParts struct {
+	parts []groupPart
+	ends  []int
+}
+
+// cut makes every group a part, or several of whole tiles where it is more than a fair piece. shape returns the sizes of the
+// product of a group, and how many rows it takes. Each queue gets neighbouring groups of about equal work in all, and
+// begins with the largest part.
+func (g *groupParts) cut(groups, rowTile, columnTile, fair, threads int, shape func(e int) (m, n, k, rows int)) {
+	g.parts, g.ends = g.parts[:0], g.ends[:0]
+	at, total := 0, 0
+	for e := range groups {
+		m, n, k, rows := shape(e)
+		if m*n*k > 0 {
+			rowParts, columnParts := grid(rowTile, columnTile, m, n, min((m*n*k+fair-1)/fair, maxParts*threads))
+			for i := range rowParts * columnParts {
+				part := groupPart{group: e, at: at}
+				part.i0, part.i1 = share(i/columnParts, rowParts, m, rowTile)
+				part.j0, part.j1 = share(i%columnParts, columnParts, n, columnTile)
+				if part.i0 < part.i1 && part.j0 < part.j1 {
+					part.work = (part.i1 - part.i0) * (part.j1 - part.j0) * k
+					total += part.work
+					g.parts = append(g.parts, part)
+				}
+			}
+		}
+		at += rows
+	}
+	done, from := 0, 0
+	for i, part := range g.parts {
+		for len(g.ends) < threads-1 && done+part.work/2 >= (len(g.ends)+1)*total/threads {
+			g.ends = append(g.ends, i)
+		}
+		done += part.work
+	}
+	for len(g.ends) < threads {
+		g.ends = append(g.ends, len(g.parts))
+	}
+	for _, end := range g.ends {
+		slices.SortStableFunc(g.parts[from:end], func(a, b groupPart) int { return b.work - a.work })
+		from = end
+	}
+}
+
+// groupJob is the grouped product that the workers are at.
+var groupJob struct {
+	groups
+	groupParts
+}
+
 func (p *pool) runGroups(g *groups, threads int) {
-	p.groups = *g
-	t := active.Load().micro
+	j := &groupJob
+	j.groups = *g
 	total := 0
 	for e := range g.rows {
 		m, n, k := g.shape(e)
 		total += m * n * k
 	}
-	fair := max(total/(4*threads), 1)
-	p.groupParts = p.groupParts[:0]
-	at := 0
-	for e, r := range g.rows {
-		if m, n, k := g.shape(e); m*n*k > 0 {
-			rowParts, columnParts := grid(t, m, n, min((m*n*k+fair-1)/fair, 4*threads))
-			for i := range rowParts * columnParts {
-				part := groupPart{group: e, at: at}
-				part.i0, part.i1 = share(i/columnParts, rowParts, m, t.rows)
-				part.j0, part.j1 = share(i%columnParts, columnParts, n, t.cols)
-				if part.work = (part.i1 - part.i0) * (part.j1 - part.j0) * k; part.work > 0 {
-					p.groupParts = append(p.groupParts, part)
-				}
-			}
-		} else if r > 0 && m*n > 0 { // k = 0: the product is zero
-			p.groupParts = append(p.groupParts, groupPart{group: e, at: at, i1: m, j1: n})
-		}
-		at += r
-	}
-	slices.SortStableFunc(p.groupParts, func(a, b groupPart) int { return b.work - a.work })
-	p.run(len(p.groupParts), p.runGroup)
+	t := active.Load().micro
+	j.cut(len(g.rows), t.rows, t.cols, max(total/(maxParts*threads), 1), threads, func(e int) (m, n, k, rows int) {
+		m, n, k = g.shape(e)
+		return m, n, k, g.rows[e]
+	})
+	p.runQueues(len(j.parts), runGroupPart, j.ends)
+	j.groups = groups{} // hold on to nobody's matrices
 }
 
-func (p *pool) runGroupPart(i int) {
-	g, q := &p.groups, &p.groupParts[i]
-	whole := g.product(q.group, q.at)
+func runGroupPart(i int) {
+	q := &groupJob.parts[i]
+	whole := groupJob.product(q.group, q.at)
 	part := whole.part(q.i0, q.i1, q.j0, q.j1)
 	w := borrowWorkspace()
 	w.multiply(active.Load().micro, &part)

@@ -76,7 +76,7 @@ func TestShareCoversAll(t *testing.T) {
 func TestGridUsesThreads(t *testing.T) {
 	mk := active.Load().micro
 	for _, s := range []struct{ m, n, threads int }{{2048, 1024, 4}, {1, 4096, 4}, {4096, 8, 4}, {64, 64, 3}, {8, 8, 16}} {
-		r, c := grid(mk, s.m, s.n, s.threads)
+		r, c := grid(mk.rows, mk.cols, s.m, s.n, s.threads)
 		if r < 1 || c < 1 || r*c > s.threads {
 			t.Errorf("grid of %v = %d x %d", s, r, c)
 		}

@@ -17,31 +17,32 @@ const (
 )
 
 // pool is the set of workers. One job runs at a time; who finds the pool taken (a nested call, or another goroutine)
-// does its work itself, so nesting cannot deadlock and never starts more threads than were set.
+// does its work itself, so nesting cannot deadlock and never starts more threads than were set. The operands of a job are
+// kept in a package variable beside its code, written by who holds the pool, so that a warm call allocates nothing.
 type pool struct {
 	running sync.Mutex // held while a job runs
 	workers []*worker  // all but the caller, who works too
 	threads atomic.Int32
 
 	// The job. Written by the holder of running while open is false and inside is 0.
-	n    int
-	f    func(i int)
-	next atomic.Int64
+	f      func(i int)
+	queues []queue // one for each thread
 
 	serial atomic.Uint64 // number of the last job; a change tells workers to look
-	open   atomic.Bool   // the job has parts that nobody has begun
+	open   atomic.Bool   // the job may have parts that nobody has begun
 	inside atomic.Int32  // workers that may be reading the job
-
-	// Operands of the job where f is productPart, runGroup or loopPart; kept here so that a warm call allocates nothing.
-	product               product
-	rowParts, columnParts int
-	groups                groups
-	loop                  loop
-	sums                  []float64 // partial sums of the job
-	groupParts            []groupPart
-	productPart, runGroup func(i int)
-	loopPart              func(i int)
 }
+
+// A queue holds the parts of a job that a thread begins with. Neighbouring parts work on neighbouring rows, and a thread has
+// the same queue in every job: what it wrote in one job is still in its own cache when it reads it in the next. Whoever is
+// done with its own queue helps with those of others.
+type queue struct {
+	next atomic.Int64
+	end  int64
+	_    [cacheLine - 16]byte
+}
+
+const cacheLine = 64
 
 type worker struct {
 	asleep atomic.Bool
@@ -52,9 +53,8 @@ type worker struct {
 var workers = newPool()
 
 func newPool() *pool {
-	p := &pool{}
+	p := &pool{queues: make([]queue, 1)}
 	p.threads.Store(1)
-	p.productPart, p.runGroup, p.loopPart = p.runProductPart, p.runGroupPart, p.runLoopPart
 	return p
 }
 
@@ -68,7 +68,7 @@ func SetThreads(n int) {
 	for len(p.workers) < n-1 {
 		w := &worker{wake: make(chan struct{}, 1)}
 		p.workers = append(p.workers, w)
-		go p.serve(w, p.serial.Load())
+		go p.serve(w, len(p.workers), p.serial.Load())
 	}
 	for len(p.workers) > n-1 {
 		last := len(p.workers) - 1
@@ -77,6 +77,7 @@ func SetThreads(n int) {
 		w.leave.Store(true)
 		w.rouse()
 	}
+	p.queues = make([]queue, n)
 	p.threads.Store(int32(n))
 }
 
@@ -96,8 +97,8 @@ func Parallel(n int, f func(i int)) {
 	}
 }
 
-// serve is the life of a worker; seen is the last job it has nothing to do with.
-func (p *pool) serve(w *worker, seen uint64) {
+// serve is the life of a worker, which is thread number id; seen is the last job it has nothing to do with.
+func (p *pool) serve(w *worker, id int, seen uint64) {
 	for {
 		if !p.look(w, seen) {
 			w.asleep.Store(true)
@@ -114,7 +115,7 @@ func (p *pool) serve(w *worker, seen uint64) {
 		// that is found open stays until this worker has left it.
 		p.inside.Add(1)
 		if p.open.Load() {
-			p.work()
+			p.work(id)
 		}
 		p.inside.Add(-1)
 	}
@@ -146,20 +147,32 @@ func (w *worker) rouse() {
 func (p *pool) try() bool { return p.running.TryLock() }
 
 func (p *pool) release() {
-	p.f, p.product, p.groups, p.loop = nil, product{}, groups{}, loop{} // hold on to nobody's matrices
+	p.f = nil
 	p.running.Unlock()
 }
 
-// run does a job with the caller as one of the workers.
-func (p *pool) run(n int, f func(i int)) {
-	p.n, p.f = n, f
-	p.next.Store(0)
+// run does a job of n parts with the caller as one of the workers. Queues get equal numbers of parts.
+func (p *pool) run(n int, f func(i int)) { p.runQueues(n, f, nil) }
+
+// runQueues is run with queue q ending at part ends[q], where the number of parts says nothing about their work.
+func (p *pool) runQueues(n int, f func(i int), ends []int) {
+	p.f = f
+	from := 0
+	for i := range p.queues {
+		to := (i + 1) * n / len(p.queues)
+		if ends != nil {
+			to = ends[i]
+		}
+		p.queues[i].next.Store(int64(from))
+		p.queues[i].end = int64(to)
+		from = to
+	}
 	p.open.Store(true)
 	p.serial.Add(1)
 	for _, w := range p.workers[:min(len(p.workers), n-1)] {
 		w.rouse()
 	}
-	p.work()
+	p.work(0)
 	p.open.Store(false)
 	for began := time.Now(); p.inside.Load() != 0; {
 		for range spinPauses {
@@ -175,12 +188,12 @@ func (p *pool) run(n int, f func(i int)) {
 	}
 }
 
-func (p *pool) work() {
-	for {
-		i := int(p.next.Add(1)) - 1
-		if i >= p.n {
-			return
+// work does parts of the job as thread number id: those of its own queue, then what is left in others.
+func (p *pool) work(id int) {
+	for k := range p.queues {
+		q := &p.queues[(id+k)%len(p.queues)]
+		for i := q.next.Add(1) - 1; i < q.end; i = q.next.Add(1) - 1 {
+			p.f(int(i))
 		}
-		p.f(i)
 	}
 }

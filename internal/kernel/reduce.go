@@ -24,7 +24,7 @@ func (s *laneSums) total() float64 {
 func SumSquares(x []float32) float64 {
 	if shareLoop(len(x)) {
 		q := &loop{part: sumSquaresPart, n: len(x), chunk: sumChunk, a: x}
-		q.sums = workers.partials((q.n + q.chunk - 1) / q.chunk)
+		q.sums = partials((q.n + q.chunk - 1) / q.chunk)
 		workers.runLoop(q)
 		var sum float64
 		for _, s := range q.sums {
@@ -92,10 +92,12 @@ func dotWeighted(x, y, gain []float32) float64 {
 	return s.total()
 }
 
+var partialSums []float64
+
 // partials returns n values of scratch for a reduction; the pool must be taken.
-func (p *pool) partials(n int) []float64 {
-	if cap(p.sums) < n {
-		p.sums = make([]float64, n, 2*n)
+func partials(n int) []float64 {
+	if cap(partialSums) < n {
+		partialSums = make([]float64, n, 2*n)
 	}
-	return p.sums[:n]
+	return partialSums[:n]
 }

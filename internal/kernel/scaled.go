@@ -199,7 +199,7 @@ func (g *scaledGroups) run(routine string) {
 	countFlops(m, g.n, g.k)
 	if threads := splitWays(m, g.n, g.k); threads > 1 && workers.try() {
 		splitScaled(g, threads)
-		workers.run(len(scaledJob.parts), runScaledPart)
+		workers.runQueues(len(scaledJob.parts), runScaledPart, scaledJob.ends)
 		scaledJob.groups = scaledGroups{} // hold on to nobody's matrices
 		workers.release()
 		return
@@ -224,39 +224,23 @@ func (g *scaledGroups) multiply(w *scaledSpace, t *micro, p *scaledProduct) {
 	}
 }
 
-// scaledJob is the scaled product that the workers are at, written by who holds the pool.
+// scaledJob is the scaled product that the workers are at.
 var scaledJob struct {
 	groups scaledGroups
-	parts  []groupPart
+	groupParts
 }
 
-// splitScaled cuts the products of all groups into parts, as pool.runGroups does, columns at whole panels of B.
+// splitScaled cuts the products of all groups into parts, columns at whole panels of B. Every part decodes its operands
+// anew.
 func splitScaled(g *scaledGroups, threads int) {
-	tile := micro{rows: active.Load().micro.rows, cols: scaledWidth}
 	total := 0
 	for e := range g.count() {
 		m, n, k, _ := g.shape(e)
 		total += m * n * k
 	}
-	fair := max(total/(maxParts*threads), min(total/threads, partFlops/2), 1)
-	parts, at := scaledJob.parts[:0], 0
-	for e := range g.count() {
-		m, n, k, rows := g.shape(e)
-		if m*n*k > 0 {
-			rowParts, columnParts := grid(&tile, m, n, min((m*n*k+fair-1)/fair, maxParts*threads))
-			for i := range rowParts * columnParts {
-				part := groupPart{group: e, at: at}
-				part.i0, part.i1 = share(i/columnParts, rowParts, m, tile.rows)
-				part.j0, part.j1 = share(i%columnParts, columnParts, n, tile.cols)
-				if part.work = (part.i1 - part.i0) * (part.j1 - part.j0) * k; part.work > 0 {
-					parts = append(parts, part)
-				}
-			}
-		}
-		at += rows
-	}
-	slices.SortStableFunc(parts, func(a, b groupPart) int { return b.work - a.work })
-	scaledJob.groups, scaledJob.parts = *g, parts
+	perThread := min(max(total/(threads*partFlops/2), 1), maxParts)
+	scaledJob.groups = *g
+	scaledJob.cut(g.count(), active.Load().micro.rows, scaledWidth, max(total/(perThread*threads), 1), threads, g.shape)
 }
 
 func runScaledPart(i int) {

@@ -110,7 +110,7 @@ func copyPart(q *loop, from, to int) { copy(q.a[from:to], q.b[from:to]) }
 func Finite(x []float32) bool {
 	if shareLoop(len(x)) {
 		q := &loop{part: finitePart, n: len(x), chunk: loopChunk, a: x}
-		q.sums = workers.partials((q.n + q.chunk - 1) / q.chunk)
+		q.sums = partials((q.n + q.chunk - 1) / q.chunk)
 		workers.runLoop(q)
 		sum := 0.0
 		for _, s := range q.sums {
