@@ -118,7 +118,7 @@ func Inspect(ctx context.Context, dir string) (Summary, error) {
 		return Summary{}, err
 	}
 	defer r.Close()
-	if err := Supported(); err != nil { // says nothing about the files
+	if err := supported(); err != nil { // says nothing about the files
 		return Summary{}, fmt.Errorf("checkpoint %s: %w", dir, err)
 	}
 	m := &r.m.Meta

@@ -24,7 +24,7 @@
 //	export CGO_CFLAGS="-I$(brew --prefix hdf5)/include" CGO_LDFLAGS="-L$(brew --prefix hdf5)/lib"
 //
 // A build without cgo compiles and lists, checks and prunes checkpoints by their manifests, but refuses to read or
-// write a tensor; [Supported] tells.
+// write a tensor.
 package checkpoint
 
 import (

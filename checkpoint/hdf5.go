@@ -108,8 +108,8 @@ import (
 	"gonum.org/v1/hdf5"
 )
 
-// Supported is nil where this build reads and writes HDF5, and says what is missing where it does not.
-func Supported() error { return nil }
+// supported is nil where this build reads and writes HDF5, and says what is missing where it does not.
+func supported() error { return nil }
 
 // An h5file is an open HDF5 file.
 type h5file = hdf5.File

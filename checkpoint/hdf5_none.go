@@ -11,8 +11,8 @@ import (
 
 var errNoHDF5 = errors.New("this build has no HDF5: it was built without cgo; build with CGO_ENABLED=1 and libhdf5-dev")
 
-// Supported is nil where this build reads and writes HDF5, and says what is missing where it does not.
-func Supported() error { return errNoHDF5 }
+// supported is nil where this build reads and writes HDF5, and says what is missing where it does not.
+func supported() error { return errNoHDF5 }
 
 // An h5file cannot exist in this build: openH5 is the only source of one.
 type h5file struct{}

@@ -19,7 +19,7 @@ func TestWithoutHDF5(t *testing.T) {
 		t.Helper()
 		wantError(t, err, "built without cgo", "CGO_ENABLED=1", "libhdf5-dev")
 	}
-	refused(Supported())
+	refused(supported())
 	next := Dir(root, "pretrain", 9)
 	refused(Begin(next))
 	if left, _ := os.ReadDir(root); len(left) > 0 {

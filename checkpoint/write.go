@@ -21,7 +21,7 @@ func Dir(root, stage string, step int64) string { return filepath.Join(root, Nam
 func Begin(dir string) error {
 	fail := func(err error) error { return fmt.Errorf("checkpoint %s: begin: %w", dir, err) }
 	root, partial := filepath.Dir(dir), dir+partialSuffix
-	if err := Supported(); err != nil {
+	if err := supported(); err != nil {
 		return fail(err)
 	}
 	if err := os.MkdirAll(root, 0o777); err != nil {

@@ -23,8 +23,8 @@ func RecipeNames() []string { return slices.Sorted(maps.Keys(recipes)) }
 
 const defaultPromote = 128 // DeepSeek-V3 §3.3.2
 
-// recipe is FP32 for a name that is not known, which validation refuses.
-func (p Precision) recipe() model.Recipe {
+// ModelRecipe is what the recipe's name stands for; FP32 for one that is not known, which validation refuses.
+func (p Precision) ModelRecipe() model.Recipe {
 	made, ok := recipes[p.Recipe]
 	if !ok {
 		return model.Recipe{}

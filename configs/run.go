@@ -143,7 +143,7 @@ func (r *Run) resolve(name string) {
 		base := filepath.Base(name)
 		r.Run.Out = "runs/" + strings.TrimSuffix(base, filepath.Ext(base))
 	}
-	r.Model.Recipe = r.Precision.recipe()
+	r.Model.Recipe = r.Precision.ModelRecipe()
 	held := false
 	for i := range r.Stages {
 		s := &r.Stages[i]

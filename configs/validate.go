@@ -177,7 +177,7 @@ func (c *checker) ranges() {
 		c.addf("precision.promote=%d must be a multiple of 32, the products of one step of the tensor cores", p.Promote)
 	}
 	if p := r.Precision; p.Watch != 0 && p.Recipe == "fp32" {
-		c.addf("precision.watch=%d has no effect with precision.recipe=fp32: nothing is rounded", p.Watch)
+		c.addf("precision.watch=%d has no effect with precision.recipe=fp32, where nothing is rounded: set precision.watch=0, or a recipe that rounds", p.Watch)
 	}
 	c.oneOf("parallel.schedule", r.Parallel.Schedule, pipeline.Names())
 	if n := r.Parallel.RanksPerNode; n != 0 {

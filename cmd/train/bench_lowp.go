@@ -65,7 +65,7 @@ type codesCase struct {
 type lowpBench struct {
 	benchFlags
 	recipes []string
-	weights uint16 // MiB
+	weights int // MiB
 }
 
 func benchLowpCommand() *cobra.Command {
@@ -85,26 +85,39 @@ norm or SwiGLU before, or once for several products. The sums of hopper are emul
 	b.add(c)
 	fl := c.Flags()
 	fl.Float64Var(&b.seconds, "seconds", 0.2, "time for each case")
-	fl.StringSliceVar(&b.recipes, "recipe", []string{"fp8"}, "recipes of the products: "+strings.Join(configs.RecipeNames(), ", "))
-	fl.Uint16Var(&b.weights, "weights", 704, "MiB in FP32 of weights that come from memory (704: a layer of DeepSeek-V2-Lite; 0: none)")
+	fl.StringSliceVar(&b.recipes, "recipe", []string{"fp8"}, "recipes of the products: "+strings.Join(codeRecipes(), ", "))
+	fl.IntVar(&b.weights, "weights", 704, fmt.Sprintf("MiB in FP32 of weights that come from memory, up to %d (704: a layer of DeepSeek-V2-Lite; 0: none)", maxWeights))
 	return c
 }
 
+// maxWeights bounds --weights: no cache is as large, and more, with its codes beside it, would only fill the memory.
+const maxWeights = 8 << 10
+
+// codeRecipes are the recipes that multiply codes.
+func codeRecipes() []string {
+	return slices.DeleteFunc(configs.RecipeNames(), func(name string) bool {
+		return configs.Precision{Recipe: name}.ModelRecipe().Weight == nil
+	})
+}
+
 func (b *lowpBench) run(c *cobra.Command) error {
+	for _, name := range b.recipes {
+		if known := codeRecipes(); !slices.Contains(known, name) {
+			return usagef("--recipe %s is none that multiplies codes; known: %s", name, strings.Join(known, ", "))
+		}
+	}
+	if b.weights < 0 || b.weights > maxWeights {
+		return usagef("--weights %d must be between 0 and %d", b.weights, maxWeights)
+	}
 	runs, err := b.configurations()
 	if err != nil {
 		return err
 	}
 	recipes := map[string]model.Recipe{}
-	for _, name := range append(configs.RecipeNames(), b.recipes...) {
-		one := configFlags{cmp.Or(b.name, "bench-s"), append(slices.Clone(b.sets), "precision.recipe="+name)}
-		run, err := one.loadModel(0)
-		if err != nil {
-			return err
-		}
-		if recipes[name] = run.Model.Recipe; recipes[name].Weight == nil && slices.Contains(b.recipes, name) {
-			return usagef("--recipe %s multiplies no codes", name)
-		}
+	for _, name := range configs.RecipeNames() {
+		p := runs[0].Precision // its promote counts where the recipe has one
+		p.Recipe = name
+		recipes[name] = p.ModelRecipe()
 	}
 	if err := b.start(); err != nil {
 		return err
@@ -244,7 +257,7 @@ func (b *lowpBench) shapes(runs []*configs.Run) (linears, experts []groupedShape
 	}
 	if b.weights > 0 {
 		const count, rows, dim = 64, 8, 2048
-		each, inter := slices.Repeat([]int{rows}, count), max(1, int(b.weights)<<20/(4*count*dim))
+		each, inter := slices.Repeat([]int{rows}, count), max(1, b.weights<<20/(4*count*dim))
 		experts = append(experts, groupedShape{kernel.NT, each, inter, dim}, groupedShape{kernel.NN, each, dim, inter})
 	}
 	return linears, experts

@@ -96,11 +96,18 @@ func TestRefusedResume(t *testing.T) {
 func TestNothingSilent(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "run")
 	r := mustTrain(t, launchArgs(tinyConfig(t), dir, 2, 1, 1, "--set", "stages.0.steps=4", "--trace", "3")...)
-	if !strings.Contains(r.stderr, "--trace 3") || strings.Contains(r.stderr, "nothing left") {
+	if !strings.Contains(r.stderr, "trace of 2 steps") || !strings.Contains(r.stderr, "--trace 3") || strings.Contains(r.stderr, "nothing left") {
 		t.Errorf("nothing about a trace of 3 steps after 2 of warm-up in a run of 4:\n%s", r.stderr)
 	}
 	if r = mustTrain(t, "launch", "-n", "2", "--out", dir, "--resume"); !strings.Contains(r.stderr, "nothing left to do") {
 		t.Errorf("nothing about a run that is complete:\n%s", r.stderr)
+	}
+	again := []string{"launch", "-n", "2", "--out", dir, "--resume", "--set", "stages.0.steps=7", "--stop-after"}
+	if r = mustTrain(t, append(again, "2")...); !strings.Contains(r.stderr, "stopped by --stop-after 2; --resume goes on with stage pretrain") {
+		t.Errorf("nothing about a run that was stopped:\n%s", r.stderr)
+	}
+	if r = mustTrain(t, append(again, "1", "--trace", "1")...); strings.Contains(r.stderr, "stopped by") || !strings.Contains(r.stderr, "no trace.json") {
+		t.Errorf("a run that is complete was not stopped, and has no step to trace:\n%s", r.stderr)
 	}
 }
 

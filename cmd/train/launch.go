@@ -38,7 +38,7 @@ func launchCommand() *cobra.Command {
 		Use: "launch -n RANKS --config NAME|FILE", Args: cobra.NoArgs,
 		Short: "Start rank processes on this host and train",
 		Long: `Start the ranks of a run as processes of this host, collect their logs, and end all of them when one fails. Ctrl-C
-once: the ranks finish the step, write a checkpoint, and the exit code is 3; twice: end at once.
+once: the ranks finish the step, write a checkpoint, and the exit code is 3; twice, or before the ranks have met: end at once.
 
 With --nnodes N every host runs one launcher with its --node-rank, the same --rendezvous HOST:PORT (where rank 0 listens)
 and the same secret in MOETOR_SECRET.`,
@@ -163,7 +163,7 @@ func (f *launchFlags) launch(c *cobra.Command) error {
 	code, err := launch.Run(context.Background(), job)
 	if err != nil {
 		var failed *launch.Failure
-		if errors.As(err, &failed) && failed.Step == 0 {
+		if errors.Is(err, launch.ErrUnbegun) || errors.As(err, &failed) && failed.Step == 0 {
 			restore()
 		}
 		if code == exitUsage {

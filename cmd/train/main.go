@@ -1,6 +1,7 @@
 // Command train is moetor: it trains Mixture-of-Experts language models on local or networked ranks.
 //
-// Exit codes: 0 done; 1 failed; 2 wrong usage or configuration; 3 stopped by a signal after a complete checkpoint.
+// Exit codes: 0 done; 1 failed, or interrupted without a checkpoint; 2 wrong usage or configuration; 3 stopped by a signal after
+// a complete checkpoint.
 package main
 
 import (

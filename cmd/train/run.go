@@ -49,7 +49,7 @@ func (f *rankFlags) add(c *cobra.Command) {
 	fl.BoolVar(&f.resume, "resume", false, "continue from the newest complete checkpoint in the run directory")
 	fl.StringVar(&f.transport, "transport", "", "shm (ranks of one host) or tcp (default: shm where it works)")
 	fl.StringSliceVar(&f.stages, "stages", nil, "run only these stages")
-	fl.Int64Var(&f.stopAfter, "stop-after", 0, "end with a checkpoint after this many steps of this launch")
+	fl.Int64Var(&f.stopAfter, "stop-after", 0, "end with a checkpoint after this many steps of this launch, over all its stages")
 	fl.Int64Var(&f.trace, "trace", 0, "record this many steps of all ranks, after warm-up, in trace.json")
 	fl.StringVar(&f.profile, "profile", "", "write a Go profile of each rank: cpu, mem, block, mutex or trace")
 	fl.StringVar(&f.kernel, "kernel", "auto", "kernel implementation: auto, portable, avx2 or avx512")
@@ -199,13 +199,18 @@ func runRank(c *cobra.Command, f *rankFlags, rank launch.Rank) (err error) {
 	}
 	ctx, cancel := context.WithCancel(context.Background())
 	defer cancel()
-	stop := catchSignals(cancel)
+	meeting, giveUp := context.WithCancel(ctx)
+	defer giveUp()
+	stop := catchSignals(giveUp, cancel)
 	limit := time.Minute
 	if run != nil {
 		limit = run.Comm.Timeout
 	}
-	joined, connectErr := connect(ctx, rank, limit)
+	joined, connectErr := connect(meeting, rank, limit)
 	if connectErr != nil {
+		if stop.Load() { // there is no step to finish
+			connectErr = launch.ErrInterrupted
+		}
 		return cmp.Or(err, connectErr) // ranks that refuse their configuration may not have waited
 	}
 	transport = joined
@@ -277,8 +282,14 @@ func (f *rankFlags) remark(d *display, out train.Outcome, steps int64) {
 	if steps == 0 {
 		d.note("nothing left to do: the run is complete at step %d; more steps are stages.N.steps, tokens or epochs", out.Step)
 	}
-	if warm := int64(train.TraceWarmup); f.trace > 0 && steps < warm+f.trace {
+	switch warm := int64(train.TraceWarmup); {
+	case f.trace > 0 && steps <= warm:
 		d.note("no trace.json: --trace %d records after %d steps of warm-up, and this launch ended after %d", f.trace, warm, steps)
+	case f.trace > 0 && f.trace > steps-warm:
+		d.note("--trace %d: this launch ended after %d steps, %d of them warm-up", f.trace, steps, warm)
+	}
+	if out.Stopped && f.stopAfter > 0 && steps >= f.stopAfter {
+		d.note("stopped by --stop-after %d; --resume goes on with stage %s", f.stopAfter, out.Next)
 	}
 }
 
@@ -310,9 +321,9 @@ func connect(ctx context.Context, rank launch.Rank, timeout time.Duration) (comm
 	}
 }
 
-// catchSignals makes the first interrupt a request to finish the step, write a checkpoint and stop; the second ends at
-// once.
-func catchSignals(cancel context.CancelFunc) *atomic.Bool {
+// catchSignals makes the first interrupt a request to finish the step, write a checkpoint and stop, and to give up what comes
+// before all steps; the second ends at once.
+func catchSignals(giveUp, cancel context.CancelFunc) *atomic.Bool {
 	stop := new(atomic.Bool)
 	ch := make(chan os.Signal, 2)
 	signal.Notify(ch, os.Interrupt, syscall.SIGTERM)
@@ -321,6 +332,7 @@ func catchSignals(cancel context.CancelFunc) *atomic.Bool {
 			if stop.Swap(true) {
 				cancel()
 			}
+			giveUp()
 		}
 	}()
 	return stop

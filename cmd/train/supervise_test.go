@@ -257,6 +257,69 @@ func TestResults(t *testing.T) {
 	}
 }
 
+// TestInterruptBeforeMeeting: ranks that still wait for others have no step to finish. An interrupt ends them at once, with one
+// line, and leaves a run that was to go on as it was.
+func TestInterruptBeforeMeeting(t *testing.T) {
+	if _, err := os.Stat("/proc/self/environ"); err != nil {
+		t.Skip("finds ranks by /proc")
+	}
+	t.Setenv("MOETOR_SECRET", "a secret that both hosts share")
+	config, dir := tinyConfig(t), filepath.Join(t.TempDir(), "run")
+	mustTrain(t, launchArgs(config, dir, 2, 1, 1, "--stop-after", "1")...)
+	before, err := os.ReadFile(filepath.Join(dir, "config.yaml"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, node := range []string{"0", "1"} {
+		for _, sig := range []os.Signal{os.Interrupt, syscall.SIGTERM} {
+			j := background(t, "launch", "-n", "2", "--out", dir, "--resume", "--set", "run.seed=7", "--nnodes", "2", "--node-rank", node,
+				"--rendezvous", "127.0.0.1:"+freePort(t))
+			for deadline := time.Now().Add(time.Minute); len(j.ranks(t)) < 2; time.Sleep(5 * time.Millisecond) {
+				if time.Now().After(deadline) {
+					t.Fatalf("no ranks:\n%s", j.stderr.String())
+				}
+			}
+			time.Sleep(300 * time.Millisecond) // most often they wait by then
+			j.cmd.Process.Signal(sig)
+			if code := j.wait(t, 2*time.Second); code != exitFailed {
+				t.Errorf("node %s, %v: exit %d, want %d", node, sig, code, exitFailed)
+			}
+			if text := j.stderr.String(); strings.Count(text, "train:") != 1 || !strings.Contains(text, "train: interrupted") {
+				t.Errorf("node %s, %v: want one line that says so:\n%s", node, sig, text)
+			}
+			if after, err := os.ReadFile(filepath.Join(dir, "config.yaml")); err != nil || !bytes.Equal(before, after) {
+				t.Errorf("node %s, %v: config.yaml is not as before: %v\n%s", node, sig, err, after)
+			}
+		}
+	}
+
+	// A rank of another launcher, over shared memory that it has made itself.
+	id := freePort(t)
+	c := exec.Command(binary, runArgs(config, filepath.Join(t.TempDir(), "alone"))...)
+	c.Env = append(without(), "SLURM_PROCID=0", "SLURM_LOCALID=0", "SLURM_NTASKS=4", "SLURM_STEP_NUM_TASKS=4", "SLURM_NODEID=0", "SLURM_NNODES=1",
+		"SLURM_TASKS_PER_NODE=4", "SLURM_JOB_ID="+id, "SLURM_STEP_ID=0", "SLURM_JOB_NODELIST=localhost")
+	j := spawn(t, c)
+	mine := func() []string {
+		found, err := filepath.Glob("/dev/shm/moetor-*-slurm-" + id + "*")
+		if err != nil {
+			t.Fatal(err)
+		}
+		return found
+	}
+	for deadline := time.Now().Add(time.Minute); len(mine()) == 0; time.Sleep(5 * time.Millisecond) {
+		if time.Now().After(deadline) {
+			t.Fatalf("no shared memory:\n%s", j.stderr.String())
+		}
+	}
+	j.cmd.Process.Signal(os.Interrupt)
+	if code := j.wait(t, 2*time.Second); code != exitFailed || !strings.HasPrefix(j.stderr.String(), "train: interrupted") {
+		t.Errorf("alone: exit %d, want %d\n%s", code, exitFailed, j.stderr.String())
+	}
+	if left := mine(); len(left) > 0 {
+		t.Errorf("left in shared memory: %v", left)
+	}
+}
+
 // TestSecondLauncher: two launchers, as on two hosts, make one job over tcp.
 func TestSecondLauncher(t *testing.T) {
 	t.Setenv("MOETOR_SECRET", "a secret that both hosts share")

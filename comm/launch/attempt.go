@@ -10,6 +10,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"runtime"
+	"slices"
 	"syscall"
 	"time"
 )
@@ -332,13 +333,13 @@ func (a *attempt) stuckError() error {
 
 // result is the outcome once all ranks have exited.
 func (a *attempt) result(ctx context.Context) (int, error) {
-	if a.interrupts > 1 {
-		return 1, ErrInterrupted
-	}
-	if c := cause(a.ranks, a.job.FirstRank); c != nil {
-		if a.interrupts > 0 && c.signal == syscall.SIGINT { // before the rank was ready to take it
+	if a.interrupts > 1 || a.interrupts > 0 && slices.ContainsFunc(a.ranks, (*state).interrupted) {
+		if slices.ContainsFunc(a.ranks, func(s *state) bool { return s.step > 0 }) {
 			return 1, ErrInterrupted
 		}
+		return 1, ErrUnbegun
+	}
+	if c := cause(a.ranks, a.job.FirstRank); c != nil {
 		o := a.outputs[c.rank-a.job.FirstRank]
 		f := c.failure()
 		f.Crash = o.crash()

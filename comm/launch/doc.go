@@ -13,7 +13,8 @@
 // process inherits that. Ranks of other launchers are bound, or not, by those.
 //
 // The first SIGINT, SIGTERM or SIGHUP (the terminal is gone; not under nohup) that the launcher gets goes on to every rank as
-// SIGINT, once: ranks finish the step, write a checkpoint and exit with 3. The second kills them.
+// SIGINT, once: ranks finish the step, write a checkpoint and exit with 3; those that have not met yet give up. The second
+// kills them.
 //
 // # Being a rank
 //

@@ -49,6 +49,12 @@ type state struct {
 // follows tells whether the rank failed because of another.
 func (s *state) follows() bool { return s.report != nil && s.report.Peer != nil }
 
+// interrupted tells whether the rank ended of an interrupt: it said so, or it was not ready to take it. Others then may have
+// failed for want of it.
+func (s *state) interrupted() bool {
+	return s.signal == syscall.SIGINT || s.report != nil && s.report.Interrupted
+}
+
 // ok tells whether the rank ended as it should: done, or stopped after a checkpoint.
 func (s *state) ok() bool { return s.exited && (s.code == 0 || s.code == 3) && s.signal == 0 }
 

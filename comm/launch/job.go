@@ -54,8 +54,12 @@ type Job struct {
 // DefaultGrace is how long ranks get to end by themselves once one of them has failed.
 const DefaultGrace = 2 * time.Second
 
-// ErrInterrupted is returned by Run when a second interrupt ended the ranks at once.
+// ErrInterrupted is returned by Run when a second interrupt ended the ranks at once, or the first before they were ready for
+// it. A rank that gives up because of an interrupt reports it.
 var ErrInterrupted = errors.New("interrupted: ranks were ended without a checkpoint")
+
+// ErrUnbegun is ErrInterrupted where no rank had told of a step.
+var ErrUnbegun = fmt.Errorf("%w, before their first step", ErrInterrupted)
 
 func (j *Job) check() error {
 	if j.Nodes == 0 {
@@ -118,7 +122,7 @@ func (j *Job) check() error {
 
 // Run starts the ranks and returns when all have ended, with the exit code for the launcher: 0 when all ranks were done, 3
 // when they stopped after a checkpoint, 2 when a rank refused its configuration, else 1. The error is a *Failure that names
-// the rank, ErrInterrupted, that of ctx, or says why the job could not start. It comes within Grace and three seconds of a
+// the rank, ErrInterrupted or ErrUnbegun, that of ctx, or says why the job could not start. It comes within Grace and three seconds of a
 // rank's death. Cancelling ctx ends the ranks as a failure does.
 //
 // While it runs, Run takes the process's SIGINT, SIGTERM and SIGHUP, see the package comment.

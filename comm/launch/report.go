@@ -19,6 +19,8 @@ type note struct {
 	Error string    `json:"error,omitempty"`
 	Peer  *int      `json:"peer,omitempty"` // the rank that the error is about, where it is a *comm.PeerError
 	Time  time.Time `json:"time,omitzero"`
+
+	Interrupted bool `json:"interrupted,omitempty"` // the error is ErrInterrupted
 }
 
 // reporter is the rank's end of the pipe.
@@ -70,7 +72,7 @@ func (r *reporter) report(err error, step int64) bool {
 	if err == nil {
 		return false
 	}
-	n := note{Rank: r.rank, Step: step, Error: err.Error(), Time: time.Now()}
+	n := note{Rank: r.rank, Step: step, Error: err.Error(), Time: time.Now(), Interrupted: errors.Is(err, ErrInterrupted)}
 	var pe *comm.PeerError
 	if errors.As(err, &pe) {
 		n.Peer = &pe.Rank

@@ -60,11 +60,15 @@ func rankMain(role string) int {
 	switch role {
 	case "interrupt", "half", "deaf":
 		signal.Notify(interrupt, os.Interrupt)
+	case "meeting":
+		signal.Notify(interrupt, os.Interrupt, syscall.SIGTERM)
 	case "stubborn":
 		signal.Ignore(syscall.SIGTERM)
 	}
-	Progress(16)
-	Progress(17)
+	if role != "meeting" {
+		Progress(16)
+		Progress(17)
+	}
 	mark := func(pid int) { // tells the test that this rank is up
 		name := filepath.Join(dir, fmt.Sprintf("pid-%d", pid))
 		if err := os.WriteFile(name, []byte(strconv.Itoa(r.Rank)), 0o600); err != nil {
@@ -102,6 +106,15 @@ func rankMain(role string) int {
 		return 3
 	case "deaf":
 		time.Sleep(forever)
+	case "meeting": // ranks 0 and 2 give up, and rank 1 learns it from rank 0 before the interrupt gets to it
+		<-interrupt
+		if r.Rank == 1 {
+			Report(errors.New("rank 0 says: rank 3 did not come"), 0)
+			return 1
+		}
+		time.Sleep(100 * time.Millisecond)
+		Report(fmt.Errorf("connect: %w", ErrInterrupted), 0)
+		return 1
 	case "restart":
 		if slices.Contains(os.Args, "--resume") {
 			return 0
@@ -375,6 +388,7 @@ func TestInterrupts(t *testing.T) {
 		{"interrupt", 1, 3, nil},
 		{"half", 1, 3, nil},
 		{"deaf", 2, 1, ErrInterrupted},
+		{"meeting", 1, 1, ErrUnbegun},
 	} {
 		t.Run(c.role, func(t *testing.T) {
 			j, dir, _, _ := job(t, c.role, 3)

@@ -29,7 +29,7 @@ import (
 //	    28      4  CRC-32C of the 28 bytes before
 //
 // All numbers are little-endian. The last frame of a rank that closes is a farewell: its tag is one more than the rank
-// that it lost first, 0 if none, and it has no payload. A stream that ends without it is of a rank that died.
+// that it lost first or waited for in vain, 0 if none, and it has no payload. A stream that ends without it is of a rank that died.
 const (
 	headerBytes  = 32
 	frameMagic   = "MOEF"

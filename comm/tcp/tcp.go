@@ -166,7 +166,7 @@ type transport struct {
 	peers  []*peer // by rank; the own entry has a mailbox and no connection
 	limit  int
 	closed atomic.Bool
-	first  atomic.Int64 // one more than the rank that was lost first; 0: none
+	first  atomic.Int64 // one more than the rank that was lost first, or waited for in vain; 0: none
 	once   sync.Once
 	wg     sync.WaitGroup
 }
@@ -224,7 +224,12 @@ func (t *transport) Recv(ctx context.Context, from int, tag comm.Tag, b []byte) 
 	if t.closed.Load() {
 		return comm.ErrClosed
 	}
-	return t.peers[from].box.Recv(ctx, tag, b)
+	err := t.peers[from].box.Recv(ctx, tag, b)
+	if err != nil && from != t.rank && errors.Is(context.Cause(ctx), context.DeadlineExceeded) {
+		// Its host answers, but it does not: who waits for this rank, which may now give up, learns for whom it has waited.
+		t.first.CompareAndSwap(0, int64(from)+1)
+	}
+	return err
 }
 
 // Close ends all operations of this rank, lets peers take what has been sent, for up to two seconds, and closes the

@@ -289,6 +289,51 @@ func TestLostThroughAnother(t *testing.T) {
 	}
 }
 
+// TestHungThroughAnother: rank 1 hangs, rank 2 waits for it in vain and closes, and rank 0, which waits for rank 2, names rank 1.
+// What rank 2 gives up for another reason it says nothing of.
+func TestHungThroughAnother(t *testing.T) {
+	for _, c := range []struct {
+		name string
+		wait func(context.Context, comm.Transport) error
+		want int
+	}{
+		{"a message", func(ctx context.Context, tr comm.Transport) error {
+			ctx, cancel := context.WithTimeout(ctx, 20*time.Millisecond)
+			defer cancel()
+			return tr.Recv(ctx, 1, 5, make([]byte, 1))
+		}, 1},
+		{"a collective", func(ctx context.Context, tr comm.Transport) error {
+			g, err := comm.NewGroup(tr, []int{1, 2}, 5)
+			if err != nil {
+				return err
+			}
+			return g.WithTimeout(20 * time.Millisecond).Barrier(ctx)
+		}, 1},
+		{"cancelled", func(ctx context.Context, tr comm.Transport) error {
+			ctx, cancel := context.WithCancel(ctx)
+			time.AfterFunc(20*time.Millisecond, cancel)
+			return tr.Recv(ctx, 1, 5, make([]byte, 1))
+		}, 2},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			ts := connect(t, 3)
+			for _, tr := range ts {
+				defer tr.Close()
+			}
+			if err := c.wait(t.Context(), ts[2]); err == nil {
+				t.Fatal("rank 1 answers")
+			}
+			if err := ts[2].Close(); err != nil {
+				t.Fatal(err)
+			}
+			var pe *comm.PeerError
+			if err := ts[0].Recv(t.Context(), 2, 6, make([]byte, 1)); !errors.As(err, &pe) || pe.Rank != c.want {
+				t.Errorf("rank 0: %v, want the loss of rank %d", err, c.want)
+			}
+		})
+	}
+}
+
 // TestPlainFarewell: a rank that closes with all others there is itself the one that is missed.
 func TestPlainFarewell(t *testing.T) {
 	ts := connect(t, 3)

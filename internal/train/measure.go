@@ -22,7 +22,7 @@ func (t *Trainer) report(v optimizer.Values, s Sums, norm float64) Report {
 	next := t.stage.plan.Advance(t.pos)
 	r := Report{Stage: t.stage.cfg.Name, Step: next.Step, Tokens: next.Tokens, LR: v.Rate, Batch: v.Batch,
 		Loss: s.Loss / s.Weight, MTPLoss: s.MTP / s.Weight, AuxLoss: s.Aux / s.Weight,
-		GradNorm: norm, Skipped: t.skipped, stop: s.Stop, real: s.Tokens}
+		GradNorm: norm, stop: s.Stop, real: s.Tokens}
 	r.Sums = t.stage.named(s, "")
 	if t.root() {
 		for l, counts := range s.Counts {

@@ -116,9 +116,9 @@ func TestResumeInEveryStage(t *testing.T) {
 	whole, _ := runRanks(t, text, mesh)
 	dir := t.TempDir()
 	var got []Report
-	for range 8 { // 3 steps a launch: cuts within and at the ends of stages
+	for range 8 { // 2 steps a launch: cuts within and at the ends of stages
 		m := mesh
-		m.opts = Options{Dir: dir, Resume: len(got) > 0, StopAfter: 3}
+		m.opts = Options{Dir: dir, Resume: len(got) > 0, StopAfter: 2}
 		part, out := runRanks(t, text, m)
 		got = append(got, part...)
 		if !out.Stopped {

@@ -21,7 +21,7 @@ type Report struct {
 	TokS     float64 `json:"tok_s"`     // real tokens, padding not
 	StepMS   float64 `json:"step_ms"`
 	MFU      float64 `json:"mfu"`
-	Skipped  int64   `json:"skipped"` // steps refused so far because a number was not finite
+	Skipped  int     `json:"skipped"` // always 0: a step with a number that is not finite ends the run; readers expect the key
 
 	ValLoss *float64 `json:"val_loss,omitempty"`
 

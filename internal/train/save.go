@@ -104,10 +104,6 @@ func (t *Trainer) meta() (*checkpoint.Meta, error) {
 		return nil, err
 	}
 	n := model.Count(t.run.Model)
-	skipped, err := json.Marshal(t.skipped)
-	if err != nil {
-		return nil, err
-	}
 	key := ""
 	if t.stage.reference != nil {
 		key = t.stage.reference.Key
@@ -123,7 +119,7 @@ func (t *Trainer) meta() (*checkpoint.Meta, error) {
 		Data: t.stage.train.Fingerprint(), Tokenizer: tok, Config: t.config,
 		Params: n.Total, ActiveParams: n.Active,
 		Mesh:  checkpoint.Mesh{World: t.world.Size(), Pipeline: t.mesh.Pipeline, Data: t.mesh.Data, Expert: t.mesh.Expert},
-		Extra: map[string]json.RawMessage{"skipped": skipped, "reference": reference},
+		Extra: map[string]json.RawMessage{"reference": reference},
 	}, nil
 }
 
@@ -266,9 +262,6 @@ func (t *Trainer) restore(ctx context.Context, dir string) (stage int, key strin
 	}
 	if got := t.stage.train.Fingerprint(); got != m.Data {
 		return 0, "", fmt.Errorf("the data, the tokenizer or how samples are cut changed since the checkpoint (fingerprint %s, checkpoint %s)", got, m.Data)
-	}
-	if err := json.Unmarshal(m.Extra["skipped"], &t.skipped); err != nil {
-		return 0, "", fmt.Errorf("state %q: %w", "skipped", err)
 	}
 	if text, ok := m.Extra["reference"]; ok {
 		if err := json.Unmarshal(text, &key); err != nil {

@@ -288,13 +288,30 @@ func (t *Trainer) params() []*tensor.Param {
 	return ps
 }
 
-// slices are the rows that this rank's optimizer owns.
+// slices are the rows that this rank's optimizer owns. What the stage does not train is not decayed either.
 func (t *Trainer) slices() []optimizer.Slice {
 	var out []optimizer.Slice
+	untrained := t.untrained()
 	for _, s := range t.sync.Slices() {
-		out = append(out, optimizer.Slice{Name: s.Param.Name, Value: s.Value, Grad: s.Grad, Decay: s.Param.Decay})
+		decay := s.Param.Decay && !untrained[s.Param.Name]
+		out = append(out, optimizer.Slice{Name: s.Param.Name, Value: s.Value, Grad: s.Grad, Decay: decay})
 	}
 	return out
+}
+
+// untrained names the parameters that the stage does not train: those of MTP modules where mtp_weight is 0 throughout, as
+// with every objective but lm. Weight decay alone would take them away, a little with every step.
+func (t *Trainer) untrained() map[string]bool {
+	names := map[string]bool{}
+	if !t.stage.cfg.MTPWeight.Zero() {
+		return names
+	}
+	for _, info := range model.Tensors(t.run.Model) {
+		if l := info.Layer - t.run.Model.Layers; l >= 0 && l < t.run.Model.MTP.Depth {
+			names[info.Name] = true
+		}
+	}
+	return names
 }
 
 // reduce sums gradients over their replicas, multiplies them by scale and returns their global norm.

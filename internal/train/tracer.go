@@ -20,16 +20,26 @@ const TraceWarmup = 2
 // clockTag is the stream of the clock probes; no group and no pipeline boundary uses it.
 const clockTag = comm.TagPipeline - 1
 
-// A tracer records the events of some steps on every rank and writes them as one Chrome trace.
+// A tracer records the events of some steps of a launch on every rank and writes them as one Chrome trace.
 type tracer struct{ written bool }
 
-func (tr *tracer) begin(t *Trainer, step int64) {
-	t.rec.Record(t.opts.TraceSteps > 0 && step >= TraceWarmup && step < TraceWarmup+t.opts.TraceSteps)
+// begin says before a step whether it is one to record.
+func (tr *tracer) begin(t *Trainer) {
+	t.rec.Record(t.opts.TraceSteps > 0 && t.steps >= TraceWarmup && !tr.written)
 }
 
 // end writes the trace once the last step to record is over. All ranks call it.
-func (tr *tracer) end(ctx context.Context, t *Trainer, step int64) error {
-	if t.opts.TraceSteps == 0 || step != TraceWarmup+t.opts.TraceSteps-1 || tr.written {
+func (tr *tracer) end(ctx context.Context, t *Trainer) error {
+	if t.steps < TraceWarmup+t.opts.TraceSteps {
+		return nil
+	}
+	return tr.finish(ctx, t)
+}
+
+// finish writes what has been recorded, which is less than was asked for where the launch ends before. All ranks call it.
+func (tr *tracer) finish(ctx context.Context, t *Trainer) error {
+	steps := min(t.opts.TraceSteps, t.steps-TraceWarmup)
+	if steps <= 0 || tr.written {
 		return nil
 	}
 	tr.written = true
@@ -63,7 +73,7 @@ func (tr *tracer) end(ctx context.Context, t *Trainer, step int64) error {
 		f.Close()
 		return fmt.Errorf("trace %s: %w", path, err)
 	}
-	t.note("trace of %d steps: %s (open it in Perfetto)", t.opts.TraceSteps, path)
+	t.note("trace of %d steps: %s (open it in Perfetto)", steps, path)
 	return f.Close()
 }
 

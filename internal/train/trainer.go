@@ -31,7 +31,7 @@ type Options struct {
 	Dir        string   // run directory
 	Resume     bool     // continue from the newest complete checkpoint in Dir
 	Stages     []string // names of the stages to run; nil is all
-	StopAfter  int64    // end, with a checkpoint, after this many steps of this launch; 0 is never
+	StopAfter  int64    // end, with a checkpoint, after this many steps of this launch, over all its stages; 0 is never
 	TraceSteps int64    // steps to record for trace.json, after warm-up
 	LocalRanks int      // ranks that share this host; the cores are divided among them
 	Threads    int      // kernel threads of this rank; 0: cores / LocalRanks
@@ -51,9 +51,10 @@ func (e RefusedError) Unwrap() error { return e.error }
 
 // An Outcome says how a run ended.
 type Outcome struct {
-	Stopped    bool   // by a signal or StopAfter, after a complete checkpoint
+	Stopped    bool   // by a signal or StopAfter, after a complete checkpoint, with steps left to do
 	Checkpoint string // directory of the last checkpoint written or resumed from
 	Step       int64
+	Next       string // stage that a stopped run goes on with
 }
 
 // A Trainer is one rank of a run.
@@ -87,9 +88,9 @@ type Trainer struct {
 	rec     *trace.Recorder
 	peak    float64 // GFLOP/s of the cores in use, all ranks together
 	flops   model.Flops
-	skipped int64
 	last    string // directory of the last checkpoint
 	before  int64  // optimizer steps of the stages before this one
+	steps   int64  // that this launch has done
 	metrics *metricsWriter
 	traced  tracer
 
@@ -255,6 +256,7 @@ func (t *Trainer) Run(ctx context.Context) (Outcome, error) {
 			return Outcome{}, RefusedError{fmt.Errorf("run.init: %w", err)}
 		}
 	}
+	next := ""
 	for i := first; i < len(t.run.Stages); i++ {
 		here := t.stage != nil && t.stage.index == i
 		if !t.selected(t.run.Stages[i].Name) {
@@ -271,12 +273,29 @@ func (t *Trainer) Run(ctx context.Context) (Outcome, error) {
 				return Outcome{}, fmt.Errorf("stage %s: %w", t.stage.cfg.Name, err)
 			}
 		}
-		stopped, err := t.runStage(ctx)
-		if err != nil || stopped {
-			return Outcome{Stopped: stopped, Checkpoint: t.last, Step: t.pos.Step}, err
+		stop, err := t.runStage(ctx)
+		if err != nil {
+			return Outcome{Checkpoint: t.last, Step: t.pos.Step}, err
+		}
+		if stop {
+			next = t.next()
+			break
 		}
 	}
-	return Outcome{Checkpoint: t.last, Step: t.pos.Step}, nil
+	return Outcome{Stopped: next != "", Checkpoint: t.last, Step: t.pos.Step, Next: next}, t.traced.finish(ctx, t)
+}
+
+// next is the stage that has the next step of this launch, "" if all are done.
+func (t *Trainer) next() string {
+	if !t.stage.plan.Done(t.pos) {
+		return t.stage.cfg.Name
+	}
+	for _, s := range t.run.Stages[t.stage.index+1:] {
+		if t.selected(s.Name) {
+			return s.Name
+		}
+	}
+	return ""
 }
 
 func (t *Trainer) close() {
@@ -292,25 +311,24 @@ func (t *Trainer) selected(name string) bool {
 	return len(t.opts.Stages) == 0 || slices.Contains(t.opts.Stages, name)
 }
 
-// runStage steps until the stage is done or somebody asks to stop; both end with a complete checkpoint.
-func (t *Trainer) runStage(ctx context.Context) (stopped bool, err error) {
-	steps := int64(0)
-	for !t.stage.plan.Done(t.pos) {
+// runStage steps until the stage is done or somebody asks to stop, or both; it ends with a complete checkpoint.
+func (t *Trainer) runStage(ctx context.Context) (stop bool, err error) {
+	for !stop && !t.stage.plan.Done(t.pos) {
 		if t.opts.Progress != nil {
 			t.opts.Progress(t.pos.Step + 1)
 		}
 		t.rec.StartStep(t.pos.Step + 1)
-		t.traced.begin(t, steps)
+		t.traced.begin(t)
 		r, err := t.step(ctx)
 		if err != nil {
 			return false, fmt.Errorf("%s step %d: %w", t.stage.cfg.Name, t.pos.Step+1, err)
 		}
 		r.timed(t, t.rec.EndStep())
-		if err := t.traced.end(ctx, t, steps); err != nil {
+		t.steps++
+		if err := t.traced.end(ctx, t); err != nil {
 			return false, err
 		}
-		steps++
-		r.stop = r.stop || (t.opts.StopAfter > 0 && steps >= t.opts.StopAfter)
+		r.stop = r.stop || (t.opts.StopAfter > 0 && t.steps >= t.opts.StopAfter)
 		done := t.stage.plan.Done(t.pos)
 		for _, h := range t.stage.hooks {
 			if h.due(t.pos.Step, r.stop || done) {
@@ -319,11 +337,9 @@ func (t *Trainer) runStage(ctx context.Context) (stopped bool, err error) {
 				}
 			}
 		}
-		if r.stop && !done {
-			return true, nil
-		}
+		stop = r.stop
 	}
-	return false, nil
+	return stop, nil
 }
 
 // checkpoints is where the checkpoints of this run lie.

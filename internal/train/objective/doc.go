@@ -2,7 +2,8 @@
 // relatives, IPO, hinge, SimPO, ORPO), KTO on single answers, and the Bradley-Terry loss of a reward model.
 //
 //	o, needs, err := objective.New("dpo", objective.Default("dpo"))  // needs.Reference: Micro.Ref must be set
-//	err = objective.Check(o, &micro)                                 // before Loss, of every micro-batch
+//
+// The loss of a micro-batch that lacks what the objective needs is NaN.
 //
 // A loss sees only numbers, not the model: per row y = -log p(target), or the score of a reward model. It answers with
 // the derivative of the summed loss by each y. All sums run in row order in float64, so a policy that equals its

@@ -44,7 +44,7 @@ func TestModel(t *testing.T) {
 			o := c.Config.objective(t, c.Name)
 			m := model.Micro{Seqs: b.Seqs, Len: b.Len, Tokens: b.Tokens, Targets: b.Targets, Weight: b.Weight, Valid: b.Valid, Labels: b.Labels,
 				Pairs: c.Name != KTO, Ref: want.Ref}
-			if err := Check(o, &m); err != nil {
+			if err := checked(o, &m); err != nil {
 				t.Fatal(err)
 			}
 			ch.Bind([]model.Micro{m}, model.Settings{Objective: o})

@@ -14,15 +14,7 @@ type KLSetter interface {
 	SetKL(z float64)
 }
 
-// Check returns why o cannot read m: no pairs, no labels, no reference. Loss of such a micro-batch is NaN.
-func Check(o model.Objective, m *model.Micro) error {
-	if c, ok := o.(interface{ check(*model.Micro) error }); ok {
-		return c.check(m)
-	}
-	return nil
-}
-
-// check is what all preference losses want of a micro-batch.
+// check is what all preference losses want of a micro-batch: nil, or why one cannot be read. Its loss is then NaN.
 func check(name string, needs Needs, m *model.Micro) error {
 	switch {
 	case len(m.Weight) != m.Rows():
