@@ -198,7 +198,8 @@ func TestFusedAllocatesNothing(t *testing.T) {
 	for _, threads := range []int{1, 2} {
 		withThreads(t, threads)
 		eachImpl(t, func(t *testing.T) {
-			if got := testing.AllocsPerRun(3, func() {
+			// Many runs: on a busy machine a worker may get its first part, and its scratch, late.
+			if got := testing.AllocsPerRun(30, func() {
 				RMSNormQuantize(flat, x, gain, rstd, s.cols, 1e-6)
 				RMSNormQuantize(d, x, gain, rstd, s.cols, 1e-6)
 				SwiGLUQuantize(d, x, x, gate, up, s.cols)

@@ -11,14 +11,19 @@ const (
 	TN               // C[m,n] = A[k,m]^T * B[k,n]
 )
 
-// Block sizes, after Goto and van de Geijn, Anatomy of High-Performance Matrix Multiplication, 2008. A panel of B
-// (blockK x tile width) is to stay in the first cache level while the panels of a block of A (blockM x blockK) pass it
-// from the second; a block of B (blockK x blockN) stands beside it or in the third. blockK is also part of the numeric
-// contract: it is where the sum over k is cut, so it is one constant for all implementations and shapes.
+// Block sizes, after Goto and van de Geijn, Anatomy of High-Performance Matrix Multiplication, 2008. A block of A is to stay
+// in the second cache level while the panels of a block of B, of the width of a tile, pass through the first; a block of B
+// stands in the third. Blocks are blockDepth values of k deep: a tile of C goes through all of them while it is in the
+// first level, so that C is read and written once for so many values and not for every cut.
+//
+// blockK is part of the numeric contract: it is where the sum over k is cut, so it is one constant for all implementations
+// and shapes.
 const (
-	blockK = 256
-	blockM = 14 * 6 * 3 // a multiple of every tile height
-	blockN = 512        // a multiple of every tile width
+	blockK     = 256
+	blockDepth = 4 * blockK
+	blockA     = 84 * blockDepth   // values of a block of A
+	blockB     = 1024 * blockDepth // values of a block of B
+	fewRows    = 252               // so many rows of A in place use a panel of B at once, so that only a panel of it is copied
 )
 
 // Operands that lie as the tile routines read them need no copy: A in all layouts, B of NN and TN. A is always read in
@@ -118,29 +123,31 @@ func (w *workspace) multiply(t *micro, p *product) {
 		return
 	}
 	directA, directB := p.readsA(), p.readsB()
-	step := blockN
-	if directA && !directB && p.m <= blockM {
-		step = t.cols // one panel at a time is copied into the first cache level and used there
+	deep, across := blockK, p.n
+	switch {
+	case directB:
+	case directA && p.m <= fewRows:
+		across = t.cols
+	default:
+		deep = min(blockDepth, p.k)
+		across = blockB / deep / t.cols * t.cols
 	}
-	for j0 := 0; j0 < p.n; j0 += step {
-		j1 := min(j0+step, p.n)
-		for k0 := 0; k0 < p.k; k0 += blockK {
-			k1 := min(k0+blockK, p.k)
-			beta := p.beta
-			if k0 > 0 {
-				beta = 1 // the cuts of k add up in C, in order
-			}
+	down := max(1, blockA/min(deep, p.k)/t.rows) * t.rows
+	for j0 := 0; j0 < p.n; j0 += across {
+		j1 := min(j0+across, p.n)
+		for k0 := 0; k0 < p.k; k0 += deep {
+			k1 := min(k0+deep, p.k)
 			if !directB {
 				w.packB(t, p, k0, k1, j0, j1)
 			} else if whole := j1 - (j1-j0)%t.cols; whole < j1 {
 				w.packB(t, p, k0, k1, whole, j1) // the last columns do not fill a tile
 			}
-			for i0 := 0; i0 < p.m; i0 += blockM {
-				i1 := min(i0+blockM, p.m)
+			for i0 := 0; i0 < p.m; i0 += down {
+				i1 := min(i0+down, p.m)
 				if !directA {
 					w.packA(t, p, k0, k1, i0, i1)
 				}
-				w.block(t, p, beta, directA, directB, i0, i1, j0, j1, k0, k1)
+				w.block(t, p, directA, directB, i0, i1, j0, j1, k0, k1)
 			}
 		}
 	}
@@ -154,14 +161,15 @@ func (t *micro) tileHeight(rows int) int {
 }
 
 // block multiplies a block of A with a block of B, each packed, or its rows in place when direct.
-func (w *workspace) block(t *micro, p *product, beta float32, directA, directB bool, i0, i1, j0, j1, k0, k1 int) {
+func (w *workspace) block(t *micro, p *product, directA, directB bool, i0, i1, j0, j1, k0, k1 int) {
 	depth, height := k1-k0, t.tileHeight(i1-i0)
-	form, a, lda, step := t.byCols, w.a, height, depth // step is how far rows of A lie apart in a
+	// step is how far rows of A lie apart in a, next how far values of a row
+	form, a, lda, step, next := t.byCols, w.a, height, depth, height
 	switch {
 	case directA && p.layout == TN:
-		a, lda, step = p.a[k0*p.lda+i0:], p.lda, 1
+		a, lda, step, next = p.a[k0*p.lda+i0:], p.lda, 1, p.lda
 	case directA:
-		form, a, lda, step = t.byRows, p.a[i0*p.lda+k0:], p.lda, p.lda
+		form, a, lda, step, next = t.byRows, p.a[i0*p.lda+k0:], p.lda, p.lda, 1
 	}
 	for j := j0; j < j1; j += t.cols {
 		cols := min(t.cols, j1-j)
@@ -173,7 +181,15 @@ func (w *workspace) block(t *micro, p *product, beta float32, directA, directB b
 			}
 		}
 		for i := i0; i < i1; i += height {
-			w.tile(t, form, min(height, i1-i), cols, depth, &a[(i-i0)*step], lda, &b[0], ldb, p.c[i*p.ldc+j:], p.ldc, p.alpha, beta)
+			beta := p.beta
+			if k0 > 0 {
+				beta = 1 // the cuts of k add up in C, in order
+			}
+			for cut := 0; cut < depth; cut += blockK {
+				w.tile(t, form, min(height, i1-i), cols, min(blockK, depth-cut), &a[(i-i0)*step+cut*next], lda, &b[cut*ldb], ldb,
+					p.c[i*p.ldc+j:], p.ldc, p.alpha, beta)
+				beta = 1
+			}
 		}
 	}
 }

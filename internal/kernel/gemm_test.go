@@ -113,8 +113,9 @@ func TestGemmReference(t *testing.T) {
 func TestGemmBlocks(t *testing.T) {
 	eachImpl(t, func(t *testing.T) {
 		r := rand.New(rand.NewPCG(2, 1))
-		for _, s := range [][3]int{{blockM + 31, 33, 9}, {31, blockN + 47, 6}, {30, 35, 2*blockK + 5}, {3, 2*blockN + 1, 4},
-			{2*blockM + 1, 5, blockK + 3}, {64, 48, 64}} {
+		for _, s := range [][3]int{{fewRows + 31, 33, 9}, {31, maxTileCols*16 + 47, 6}, {30, 35, 2*blockK + 5}, {3, 32*maxTileCols + 1, 4},
+			{2*fewRows + 1, 5, blockK + 3}, {64, 48, 64}, {fewRows + 9, 3, blockDepth + blockK + 5},
+			{fewRows + 1, blockB/blockDepth + 3, blockDepth + 2}} {
 			for i, l := range []Layout{NN, NT, TN} {
 				sc := scalars[(i+s[0])%len(scalars)]
 				newGemmCase(r, l, s[0], s[1], s[2], sc[0], sc[1], 1, 2, 3).verify(t)
@@ -284,7 +285,7 @@ func TestGemmAllocatesNothing(t *testing.T) {
 		withThreads(t, threads)
 		eachImpl(t, func(t *testing.T) {
 			for l, ld := range [][2]int{{k, n}, {k, k}, {m, n}} {
-				if got := testing.AllocsPerRun(5, func() { Gemm(Layout(l), m, n, k, 1, a, ld[0], b, ld[1], 0, c, n) }); got != 0 {
+				if got := testing.AllocsPerRun(30, func() { Gemm(Layout(l), m, n, k, 1, a, ld[0], b, ld[1], 0, c, n) }); got != 0 {
 					t.Errorf("layout %d, %d threads: %v allocations", l, threads, got)
 				}
 			}

@@ -101,7 +101,7 @@ func TestGroupedAllocatesNothing(t *testing.T) {
 	for _, threads := range []int{1, 2} {
 		withThreads(t, threads)
 		eachImpl(t, func(t *testing.T) {
-			if got := testing.AllocsPerRun(5, func() {
+			if got := testing.AllocsPerRun(30, func() {
 				GroupedGemm(NT, rows, n, k, a, w, 0, c)
 				GroupedGemm(NN, rows, n, k, a, w, 1, c)
 				GroupedGemmTN(rows, k, n, a, c, w)

@@ -137,7 +137,7 @@ func TestLoopsAllocateNothing(t *testing.T) {
 	for _, threads := range []int{1, 2} {
 		withThreads(t, threads)
 		eachImpl(t, func(t *testing.T) {
-			got := testing.AllocsPerRun(3, func() {
+			got := testing.AllocsPerRun(30, func() {
 				Add(x, y)
 				Axpy(x, 1, y)
 				Scale(x, 0.5)

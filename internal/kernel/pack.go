@@ -33,8 +33,8 @@ func borrowWorkspace() *workspace {
 	}
 	workspaces.Unlock()
 	return &workspace{
-		a:        make([]float32, blockM*blockK+packSlack),
-		b:        make([]float32, blockN*blockK+packSlack),
+		a:        make([]float32, blockA+packSlack),
+		b:        make([]float32, blockB+packSlack),
 		edgeTile: make([]float32, maxTileRows*maxTileCols),
 		edge:     make([]float32, maxLanes*blockK),
 	}
@@ -57,7 +57,10 @@ func (w *workspace) packA(t *micro, p *product, k0, k1, i0, i1 int) {
 	// is overwritten by the next.
 	if p.layout != TN {
 		for i := i0; i < i1; i += height {
-			w.transposePanel(t, w.a[(i-i0)*depth:], height, p.a[i*p.lda+k0:], p.lda, min(height, i1-i), p.m-i, depth)
+			for from := 0; from < depth; from += blockK {
+				part := min(blockK, depth-from)
+				w.transposePanel(t, w.a[(i-i0)*depth+from*height:], height, p.a[i*p.lda+k0+from:], p.lda, min(height, i1-i), p.m-i, part)
+			}
 		}
 		return
 	}

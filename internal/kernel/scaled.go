@@ -230,6 +230,9 @@ var scaledJob struct {
 	groupParts
 }
 
+// maxScaledParts is maxParts for scaled products.
+const maxScaledParts = 2
+
 // splitScaled cuts the products of all groups into parts, columns at whole panels of B. Every part decodes its operands
 // anew.
 func splitScaled(g *scaledGroups, threads int) {
@@ -238,7 +241,7 @@ func splitScaled(g *scaledGroups, threads int) {
 		m, n, k, _ := g.shape(e)
 		total += m * n * k
 	}
-	perThread := min(max(total/(threads*partFlops/2), 1), maxParts)
+	perThread := min(max(total/(threads*partFlops/2), 1), maxScaledParts)
 	scaledJob.groups = *g
 	scaledJob.cut(g.count(), active.Load().micro.rows, scaledWidth, max(total/(perThread*threads), 1), threads, g.shape)
 }

@@ -245,7 +245,7 @@ func TestScaledAllocatesNothing(t *testing.T) {
 	for _, threads := range []int{1, 2} {
 		withThreads(t, threads)
 		eachImpl(t, func(t *testing.T) {
-			if got := testing.AllocsPerRun(3, func() {
+			if got := testing.AllocsPerRun(30, func() {
 				w.Pack(NT, b)
 				v.Pack(NN, b)
 				ScaledGemm(NT, a, b, 0, c, n)

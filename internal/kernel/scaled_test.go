@@ -228,7 +228,7 @@ func TestScaledGemm(t *testing.T) {
 // Products of more than one block in each direction.
 func TestScaledGemmBlocks(t *testing.T) {
 	eachImpl(t, func(t *testing.T) {
-		for i, s := range [][3]int{{blockM + 31, 70, 140}, {2*blockM + 1, scaledBlockN + 45, 20}, {13, scaledBlockN + 33, 130}} {
+		for i, s := range [][3]int{{fewRows + 31, 70, 140}, {2*fewRows + 1, scaledBlockN + 45, 20}, {13, scaledBlockN + 33, 130}} {
 			for _, l := range []Layout{NN, NT, TN} {
 				scaledCase{recipes[0], l, s[0], s[1], s[2], 1}.verify(t)
 				scaledCase{recipes[len(recipes)-1-i], l, s[0], s[1], s[2], 0}.verify(t)

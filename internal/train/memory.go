@@ -16,7 +16,7 @@ import (
 // What a rank needs beside what can be counted, in bytes, as measured on linux/amd64 (docs/perf.md says how).
 const (
 	runtimeBytes   = 32 << 20 // the program's own pages, the Go runtime, HDF5
-	scratchBytes   = 1 << 20  // packing buffers, per kernel thread
+	scratchBytes   = 2 << 20  // packing buffers, per kernel thread
 	codesBytes     = 1 << 19  // as much again for products from codes: decoded blocks
 	tallRows       = 128      // rows of the largest tiles, which a kernel thread makes as floats before it has their scales
 	pieceBytes     = 1 << 20  // of a part of another rank, waiting to be summed
