@@ -30,7 +30,7 @@ func (p Precision) ModelRecipe() model.Recipe {
 		return model.Recipe{}
 	}
 	r := made()
-	if r.AccumulatorBits != 0 {
+	if r.Hopper {
 		r.Promote = p.Promote
 	}
 	return r
@@ -86,6 +86,6 @@ func mxfp8() model.Recipe {
 // hopper is fp8 with sums as the tensor cores of the H800 make them.
 func hopper() model.Recipe {
 	r := fp8()
-	r.AccumulatorBits = 14
+	r.Hopper = true
 	return r
 }

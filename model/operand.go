@@ -37,7 +37,7 @@ type plan struct {
 
 func newPlan(c Config) *plan {
 	pl := &plan{Recipe: c.Recipe}
-	if c.Recipe.AccumulatorBits != 0 {
+	if c.Recipe.Hopper {
 		pl.hopper = &kernel.Hopper{Promote: c.Recipe.Promote}
 	}
 	for _, r := range c.Recompute {

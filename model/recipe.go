@@ -26,8 +26,8 @@ type Recipe struct {
 	Combine  *lowp.Quant // what comes back of them, in both directions
 	Core     *lowp.Quant // queries, keys and values as kept for the backward
 
-	// Partial sums of products from codes are added in FP32 every Promote values of what is contracted (0: at the end), and
-	// have AccumulatorBits bits in between (0: those of FP32; 14 as Hopper's tensor cores, DeepSeek-V3 §3.5.2).
-	Promote         int
-	AccumulatorBits int
+	// Hopper sums products from codes as tensor cores of that generation do, in 14 bits (DeepSeek-V3 §3.5.2); the sums are
+	// added up in FP32 every Promote values of what is contracted (0: at the end). Without it all is FP32, cut every 128.
+	Hopper  bool
+	Promote int
 }

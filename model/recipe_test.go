@@ -33,7 +33,7 @@ func recipes() map[string]Recipe {
 	row, column := quant(lowp.E4M3, lowp.ScaleE8M0, 1, 32), quant(lowp.E4M3, lowp.ScaleE8M0, 32, 1)
 	mx.Weight, mx.WeightT, mx.Input, mx.InputT, mx.Grad, mx.GradT, mx.SwiGLU, mx.Dispatch = row, column, row, column, row, column, row, row
 	mx.AttnOut, mx.AttnOutT = quant(lowp.E5M6, lowp.ScaleE8M0, 1, 32), quant(lowp.E5M6, lowp.ScaleE8M0, 32, 1)
-	hopper.AccumulatorBits = 14
+	hopper.Hopper = true
 	return map[string]Recipe{
 		"fp32": {},
 		"bf16": {Weight: b, Input: b, InputT: b, Grad: b, GradT: b, AttnOut: b, AttnOutT: b, SwiGLU: b, Dispatch: b, Combine: b, Core: b},
@@ -156,7 +156,7 @@ func TestLinearProducts(t *testing.T) {
 			return s
 		}
 		product := func(l kernel.Layout, a, b *lowp.Matrix, c tensor.Mat) {
-			if r.AccumulatorBits != 0 {
+			if r.Hopper {
 				kernel.Hopper{Promote: r.Promote}.ScaledGemm(l, a, b, 1, c.Data, c.Stride)
 				return
 			}

@@ -273,7 +273,7 @@ func (b *lowpBench) product(name string, r model.Recipe, g groupedShape, linear 
 		groups, c.Experts = rows, len(rows)
 	}
 	gemm, packed, grouped, groupedTN := kernel.ScaledGemm, kernel.ScaledGemmPacked, kernel.ScaledGroupedGemm, kernel.ScaledGroupedGemmTN
-	if r.AccumulatorBits != 0 {
+	if r.Hopper {
 		h := kernel.Hopper{Promote: r.Promote}
 		gemm, packed, grouped, groupedTN = h.ScaledGemm, h.ScaledGemmPacked, h.ScaledGroupedGemm, h.ScaledGroupedGemmTN
 	}

@@ -48,13 +48,6 @@ func (a *Arena) Floats(n int) []float32 {
 	return a.blocks[a.at].buf[:n:n]
 }
 
-// Zeros returns n zeroed floats.
-func (a *Arena) Zeros(n int) []float32 {
-	s := a.Floats(n)
-	clear(s)
-	return s
-}
-
 // Mat returns a contiguous matrix with undefined content.
 func (a *Arena) Mat(rows, cols int) Mat {
 	return Mat{Rows: rows, Cols: cols, Stride: cols, Data: a.Floats(rows * cols)}

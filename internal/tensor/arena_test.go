@@ -147,23 +147,6 @@ func TestArenaMarkOfEmpty(t *testing.T) {
 	NewArena(0).Reset() // must not fail
 }
 
-func TestArenaZeros(t *testing.T) {
-	a := NewArena(100)
-	dirty := a.Floats(100)
-	for i := range dirty {
-		dirty[i] = 3
-	}
-	a.Reset()
-	for i, v := range a.Zeros(40) {
-		if v != 0 {
-			t.Fatalf("element %d is %v", i, v)
-		}
-	}
-	if dirty[40] != 3 {
-		t.Error("cleared more than was asked for")
-	}
-}
-
 // TestWarmArenaAllocatesNothing: after one micro-batch no smaller one, and no other order of it, needs memory.
 func TestWarmArenaAllocatesNothing(t *testing.T) {
 	a := NewArena(100)
@@ -171,7 +154,7 @@ func TestWarmArenaAllocatesNothing(t *testing.T) {
 		a.Floats(30 * scale)
 		m := a.Mark()
 		a.Mat(scale, 4000)
-		a.Zeros(20_000 * scale)
+		a.Floats(20_000 * scale)
 		a.Release(m)
 		a.Mat(3*scale, 4000)
 		a.Reset()
