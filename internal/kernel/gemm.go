@@ -132,24 +132,29 @@ func (w *workspace) multiply(t *micro, p *product) {
 		deep = min(blockDepth, p.k)
 		across = blockB / deep / t.cols * t.cols
 	}
-	down := max(1, blockA/min(deep, p.k)/t.rows) * t.rows
 	for j0 := 0; j0 < p.n; j0 += across {
 		j1 := min(j0+across, p.n)
 		for k0 := 0; k0 < p.k; k0 += deep {
 			k1 := min(k0+deep, p.k)
 			if !directB {
-				w.packB(t, p, k0, k1, j0, j1)
+				w.packB(t, p, w.b, k0, k1, j0, j1)
 			} else if whole := j1 - (j1-j0)%t.cols; whole < j1 {
-				w.packB(t, p, k0, k1, whole, j1) // the last columns do not fill a tile
+				w.packB(t, p, w.b, k0, k1, whole, j1) // the last columns do not fill a tile
 			}
-			for i0 := 0; i0 < p.m; i0 += down {
-				i1 := min(i0+down, p.m)
-				if !directA {
-					w.packA(t, p, k0, k1, i0, i1)
-				}
-				w.block(t, p, directA, directB, i0, i1, j0, j1, k0, k1)
-			}
+			w.blocks(t, p, w.b, directA, directB, j0, j1, k0, k1)
 		}
+	}
+}
+
+// blocks multiplies all rows of A with a block of B, in b, or, when direct, with its rows in place and what b has of them.
+func (w *workspace) blocks(t *micro, p *product, b []float32, directA, directB bool, j0, j1, k0, k1 int) {
+	down := max(1, blockA/(k1-k0)/t.rows) * t.rows
+	for i0 := 0; i0 < p.m; i0 += down {
+		i1 := min(i0+down, p.m)
+		if !directA {
+			w.packA(t, p, k0, k1, i0, i1)
+		}
+		w.block(t, p, b, directA, directB, i0, i1, j0, j1, k0, k1)
 	}
 }
 
@@ -161,7 +166,7 @@ func (t *micro) tileHeight(rows int) int {
 }
 
 // block multiplies a block of A with a block of B, each packed, or its rows in place when direct.
-func (w *workspace) block(t *micro, p *product, directA, directB bool, i0, i1, j0, j1, k0, k1 int) {
+func (w *workspace) block(t *micro, p *product, packed []float32, directA, directB bool, i0, i1, j0, j1, k0, k1 int) {
 	depth, height := k1-k0, t.tileHeight(i1-i0)
 	// step is how far rows of A lie apart in a, next how far values of a row
 	form, a, lda, step, next := t.byCols, w.a, height, depth, height
@@ -173,12 +178,11 @@ func (w *workspace) block(t *micro, p *product, directA, directB bool, i0, i1, j
 	}
 	for j := j0; j < j1; j += t.cols {
 		cols := min(t.cols, j1-j)
-		b, ldb := w.b[(j-j0)*depth:], t.cols
-		if directB {
-			b = w.b
-			if cols == t.cols {
-				b, ldb = p.b[k0*p.ldb+j:], p.ldb
-			}
+		b, ldb := packed, t.cols
+		if !directB {
+			b = packed[(j-j0)*depth:]
+		} else if cols == t.cols {
+			b, ldb = p.b[k0*p.ldb+j:], p.ldb
 		}
 		for i := i0; i < i1; i += height {
 			beta := p.beta

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"math"
 	"math/rand/v2"
+	"slices"
 	"testing"
 )
 
@@ -237,6 +238,43 @@ func TestGemmElementsIndependent(t *testing.T) {
 				Gemm(l, m, n, k, g.alpha, g.a.data(), g.a.ld, g.b.data(), g.b.ld, g.beta, got.data(), n)
 				sameBits(t, fmt.Sprintf("%d threads", threads), got.data(), want)
 				SetThreads(1)
+			}
+		}
+	})
+}
+
+// Threads that share a packed block of B: several blocks deep, columns that end within a panel, operands that are copied and
+// such that are not.
+func TestGemmSharedBlock(t *testing.T) {
+	const m, n, k = 330, 3*sharedColumns + 37, blockDepth + blockK + 7
+	eachImpl(t, func(t *testing.T) {
+		for _, l := range []Layout{NN, NT, TN} {
+			for _, pad := range []int{0, aliasing} { // rows a page apart
+				ld := func(cols int) int {
+					if pad == 0 {
+						return cols
+					}
+					return (cols + pad - 1) / pad * pad
+				}
+				rows, aCols, bRows, bCols := m, k, k, n
+				if l == TN {
+					rows, aCols = k, m
+				}
+				if l == NT {
+					bRows, bCols = n, k
+				}
+				a, b, c := randomMat(1, rows*ld(aCols)), randomMat(2, bRows*ld(bCols)), randomMat(3, m*n)
+				run := func(threads int) []float32 {
+					withThreads(t, threads)
+					got := slices.Clone(c)
+					Gemm(l, m, n, k, 1, a, ld(aCols), b, ld(bCols), 0.5, got, n)
+					SetThreads(1)
+					return got
+				}
+				want := run(1)
+				for _, threads := range []int{2, 3} {
+					sameBits(t, fmt.Sprintf("layout %d, %d threads", l, threads), run(threads), want)
+				}
 			}
 		}
 	})

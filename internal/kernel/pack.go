@@ -79,11 +79,11 @@ func (w *workspace) packA(t *micro, p *product, k0, k1, i0, i1 int) {
 }
 
 // packB copies columns j0..j1 of op(B), rows k0..k1, into panels.
-func (w *workspace) packB(t *micro, p *product, k0, k1, j0, j1 int) {
+func (w *workspace) packB(t *micro, p *product, dst []float32, k0, k1, j0, j1 int) {
 	if p.layout == NT {
-		w.packTransposed(t, w.b, p.b[j0*p.ldb+k0:], p.ldb, j1-j0, p.n-j0, k1-k0)
+		w.packTransposed(t, dst, p.b[j0*p.ldb+k0:], p.ldb, j1-j0, p.n-j0, k1-k0)
 	} else {
-		packColumns(t, w.b, p.b[k0*p.ldb+j0:], p.ldb, j1-j0, p.n-j0, k1-k0)
+		packColumns(t, dst, p.b[k0*p.ldb+j0:], p.ldb, j1-j0, p.n-j0, k1-k0)
 	}
 }
 

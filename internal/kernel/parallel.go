@@ -21,21 +21,60 @@ func splitWays(m, n, k int) int {
 	return 1
 }
 
-// productJob is the product that the workers are at, in parts of rows and columns.
+// productJob is the product that the workers are at, in parts of rows and columns; or, with b, in parts of rows that share
+// a packed block of B, all columns and values k0..k1.
 var productJob struct {
 	product
 	rowParts, columnParts int
+	b                     []float32
+	k0, k1                int
 }
 
-// runProduct cuts C into rectangles of whole tiles, some per thread. k is never cut.
+// sharedColumns is the number of columns of B that a thread packs at once, a multiple of every tile width.
+const sharedColumns = 2 * maxTileCols
+
+// runProduct cuts C into rectangles of whole tiles, some per thread. k is not cut.
 func (p *pool) runProduct(q *product, threads int) {
 	t, j := active.Load().micro, &productJob
 	j.product = *q
 	flops := 2 * int64(q.m) * int64(q.n) * int64(q.k)
 	perThread := int(min(max(flops/(int64(threads)*partFlops), 1), maxParts))
 	j.rowParts, j.columnParts = grid(t.rows, t.cols, q.m, q.n, threads*perThread)
-	p.run(j.rowParts*j.columnParts, runProductPart)
+	_, rows := share(0, j.rowParts, q.m, t.rows)
+	part := q.part(0, rows, 0, q.n)
+	if j.columnParts == 1 && j.rowParts > 1 && !part.readsB() && (q.n+t.cols)*min(q.k, blockDepth) <= blockB {
+		w := borrowWorkspace()
+		j.b = w.b
+		for j.k0 = 0; j.k0 < q.k; j.k0 = j.k1 {
+			j.k1 = min(j.k0+blockDepth, q.k)
+			p.run((q.n+sharedColumns-1)/sharedColumns, packSharedPart)
+			p.run(j.rowParts, runSharedPart)
+		}
+		j.b = nil
+		w.giveBack()
+	} else {
+		p.run(j.rowParts*j.columnParts, runProductPart)
+	}
 	j.product = product{} // hold on to nobody's matrices
+}
+
+func packSharedPart(i int) {
+	q, w := &productJob, borrowWorkspace()
+	j0 := i * sharedColumns
+	w.packB(active.Load().micro, &q.product, q.b[j0*(q.k1-q.k0):], q.k0, q.k1, j0, min(j0+sharedColumns, q.n))
+	w.giveBack()
+}
+
+func runSharedPart(i int) {
+	t, q := active.Load().micro, &productJob
+	i0, i1 := share(i, q.rowParts, q.m, t.rows)
+	if i0 == i1 {
+		return
+	}
+	part := q.part(i0, i1, 0, q.n)
+	w := borrowWorkspace()
+	w.blocks(t, &part, q.b, part.readsA(), false, 0, q.n, q.k0, q.k1)
+	w.giveBack()
 }
 
 func runProductPart(i int) {

@@ -45,12 +45,29 @@ func (p *PackedWeight) Pack(l Layout, w *lowp.Matrix) {
 	for k0 := 0; k0 < p.k; k0 += scaledDepth {
 		k1 := min(k0+scaledDepth, p.k)
 		for j := 0; j < p.n; j += scaledWidth {
+			codes := to.panel(j, k0, k1)
+			if l == NN { // steps of a panel are parts of rows
+				copyRowParts(codes, w.Format.RowBytes(scaledWidth), w, j, k0, k1)
+				continue
+			}
 			panel := space.b[:(k1-k0)*scaledWidth]
 			space.panel(t, &from, panel, j, min(scaledWidth, p.n-j), k0, k1)
-			lowp.EncodeRow(w.Format, to.panel(j, k0, k1), panel, false)
+			lowp.EncodeRow(w.Format, codes, panel, false)
 		}
 	}
 	space.giveBack()
+}
+
+// copyRowParts copies the codes of up to scaledWidth columns from j on, of rows k0..k1, to lines of width bytes. Code 0 is zero.
+func copyRowParts(dst []byte, width int, w *lowp.Matrix, j, k0, k1 int) {
+	n := w.Format.RowBytes(min(scaledWidth, w.Cols-j))
+	at := k0*w.Stride + w.Format.RowBytes(j)
+	for range k1 - k0 {
+		copy(dst[:n], w.Codes[at:])
+		clear(dst[n:width])
+		dst = dst[width:]
+		at += w.Stride
+	}
 }
 
 // Bytes is the memory that the packed weight holds.

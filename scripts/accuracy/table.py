@@ -65,7 +65,7 @@ def main(out, plot):
 def draw(curves, path):
     """One panel a model: relative error of the mean over seeds against the step, and the published bound of 0.25 %."""
     width, height, left, gap = 760, 210, 60, 50
-    colours = {"fp8": "#c33", "fp32": "#36c", "fp8-tensor": "#d90", "mxfp8": "#393", "hopper": "#939"}
+    colours = {"fp8": "#c33", "fp32": "#36c", "fp8-tensor": "#d90", "bf16-reordered": "#999", "no-promotion": "#393", "hopper": "#939"}
     parts, top = [], 30
     for model, recipes in curves.items():
         n = max(map(len, recipes.values()))
@@ -81,7 +81,7 @@ def draw(curves, path):
             line = " ".join(f"{x(i):.1f},{y(v):.1f}" for i, v in enumerate(c) if i % max(1, n // 700) == 0)
             colour = colours.get(recipe, "#000")
             parts.append(f'<polyline points="{line}" fill="none" stroke="{colour}"/>'
-                         f'<text x="{left + 300 + 90 * k}" y="{top - 8}" fill="{colour}">{recipe}</text>')
+                         f'<text x="{left + 230 + 100 * k}" y="{top - 8}" fill="{colour}">{recipe}</text>')
         parts.append(f'<text x="{left}" y="{top + height + 14}">step {FIRST}</text>'
                      f'<text x="{width - 20}" y="{top + height + 14}" text-anchor="end">step {FIRST + n}</text>')
         top += height + gap
