@@ -96,7 +96,9 @@ func (c *Chunk) Routers() []*Router { return c.routers }
 // Bind gives the chunk the micro-batches of the coming step (index = micro number) and the step's settings, and zeroes sums
 // and counts. Gradients are zeroed by ZeroGrads. What was in flight, after a step that failed, is dropped.
 func (c *Chunk) Bind(m []Micro, s Settings) {
-	c.packer.run()
+	if !s.SameWeights {
+		c.packer.run()
+	}
 	c.micros = append(c.micros[:0], m...)
 	c.settings = s
 	for i, p := range c.flying {

@@ -106,6 +106,8 @@ type Settings struct {
 	MTPWeight float64   // lambda; 0 with an Objective
 	Objective Objective // nil: cross-entropy weighted by Micro.Weight
 	SeqAux    *float64  // alpha of the balance loss, at least 0; nil: the model's
+
+	SameWeights bool // no weight has changed since the last Bind: their codes are kept
 }
 
 // A segment is a range of rows whose tokens see each other.

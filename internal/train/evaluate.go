@@ -36,6 +36,7 @@ func (t *Trainer) forward(ctx context.Context, src data.Source, first, n int64, 
 		if err := t.plan(key); err != nil {
 			return err
 		}
+		s.SameWeights = at > first
 		t.bind(s)
 		if err := pipeline.Run(ctx, t.plans[key], stages, t.link, nil); err != nil {
 			return err
