@@ -2,9 +2,11 @@ package kernel
 
 import (
 	"fmt"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"testing"
+	"time"
 )
 
 func TestParallelCallsEachOnce(t *testing.T) {
@@ -20,6 +22,61 @@ func TestParallelCallsEachOnce(t *testing.T) {
 				if c := calls[i].Load(); c != 1 {
 					t.Errorf("%d threads: f(%d) called %d times", threads, i, c)
 				}
+			}
+		}
+	}
+}
+
+// A thread that is held up keeps no other waiting: the parts of its queue are done by those that have nothing left.
+func TestParallelHelps(t *testing.T) {
+	withThreads(t, 2)
+	for first := range 2 { // whose queue it is: the caller's or the worker's
+		released := make(chan struct{})
+		Parallel(4, func(i int) {
+			switch i {
+			case 2 * first:
+				select {
+				case <-released:
+				case <-time.After(10 * time.Second):
+					t.Errorf("part %d is not done while part %d lasts", 2*first+1, i)
+				}
+			case 2*first + 1:
+				close(released)
+			}
+		})
+	}
+}
+
+// Queues of a grouped product are neighbouring groups of about equal work, and cover all parts.
+func TestGroupQueues(t *testing.T) {
+	for _, rows := range [][]int{{5}, {100, 0, 3, 1000, 7, 7, 7}, {64, 64, 64, 64}, {0, 0}, {1, 1, 1000}} {
+		for _, threads := range []int{2, 3, 8} {
+			var g groupParts
+			total := 0
+			for _, r := range rows {
+				total += r
+			}
+			g.cut(len(rows), 14, 32, max(total*64*16/(maxParts*threads), 1), threads, func(e int) (m, n, k, r int) { return rows[e], 64, 16, rows[e] })
+			if len(g.ends) != threads || g.ends[threads-1] != len(g.parts) || !slices.IsSorted(g.ends) {
+				t.Fatalf("%v on %d threads: queues of %d parts end at %v", rows, threads, len(g.parts), g.ends)
+			}
+			done, from, largest := 0, 0, 0
+			for _, part := range g.parts {
+				largest = max(largest, part.work)
+				done += part.work
+			}
+			if done != total*64*16 {
+				t.Errorf("%v: parts do %d of %d", rows, done, total*64*16)
+			}
+			for i, end := range g.ends {
+				sum := 0
+				for _, part := range g.parts[from:end] {
+					sum += part.work
+				}
+				if off := sum - done/threads; off > largest || -off > largest {
+					t.Errorf("%v: queue %d of %d does %d of %d, parts are up to %d", rows, i, threads, sum, done, largest)
+				}
+				from = end
 			}
 		}
 	}
