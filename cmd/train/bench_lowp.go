@@ -101,8 +101,12 @@ func codeRecipes() []string {
 }
 
 func (b *lowpBench) run(c *cobra.Command) error {
+	known := codeRecipes()
+	if len(b.recipes) == 0 {
+		return usagef("--recipe names none; known: %s", strings.Join(known, ", "))
+	}
 	for _, name := range b.recipes {
-		if known := codeRecipes(); !slices.Contains(known, name) {
+		if !slices.Contains(known, name) {
 			return usagef("--recipe %s is none that multiplies codes; known: %s", name, strings.Join(known, ", "))
 		}
 	}

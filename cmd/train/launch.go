@@ -7,12 +7,14 @@ import (
 	"encoding/hex"
 	"errors"
 	"fmt"
+	"io"
 	"os"
 	"os/signal"
 	"path/filepath"
 	"runtime"
 	"strconv"
 	"strings"
+	"sync"
 	"syscall"
 	"time"
 
@@ -130,6 +132,8 @@ func (f *launchFlags) launch(c *cobra.Command) error {
 	}
 	// A reader of the output that goes away (| head) must not end a run of hours.
 	signal.Notify(make(chan os.Signal, 1), syscall.SIGPIPE)
+	begun := endOnSignal(c.ErrOrStderr())
+	defer begun()
 	if err := preflight(os.Stderr, run, f.stages); err != nil {
 		return err
 	}
@@ -160,6 +164,7 @@ func (f *launchFlags) launch(c *cobra.Command) error {
 		tty = "1"
 	}
 	job.Env = append(job.Env, ttyVar+"="+tty)
+	begun() // from here on signals are for the ranks
 	code, err := launch.Run(context.Background(), job)
 	if err != nil {
 		var failed *launch.Failure
@@ -172,6 +177,21 @@ func (f *launchFlags) launch(c *cobra.Command) error {
 		return fmt.Errorf("%w (logs: %s)", err, filepath.Join(dir, "rank-*.log"))
 	}
 	return f.conclude(c, dir, code)
+}
+
+// endOnSignal ends the launcher when it is interrupted while it still reads the data; what it returns ends that.
+func endOnSignal(w io.Writer) (stop func()) {
+	ch, done := make(chan os.Signal, 1), make(chan struct{})
+	signal.Notify(ch, os.Interrupt, syscall.SIGTERM)
+	go func() {
+		select {
+		case <-ch:
+			fmt.Fprintln(w, "train: interrupted before the ranks were started")
+			os.Exit(exitFailed)
+		case <-done:
+		}
+	}()
+	return sync.OnceFunc(func() { signal.Stop(ch); close(done) })
 }
 
 // rankArgs are the arguments of every rank: the resolved configuration and the flags that are not part of it.

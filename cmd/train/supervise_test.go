@@ -343,3 +343,21 @@ func TestSecondLauncher(t *testing.T) {
 		t.Error("two launchers train other losses than one")
 	}
 }
+
+// TestInterruptWhileReading: an interrupt before the ranks are started ends the launcher with a line and its code, not by the
+// signal.
+func TestInterruptWhileReading(t *testing.T) {
+	text := filepath.Join(t.TempDir(), "large.txt")
+	if err := os.WriteFile(text, bytes.Repeat([]byte("A text that takes a while to be read. \n"), 2<<20), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	config := tinyConfig(t)
+	for _, sig := range []os.Signal{os.Interrupt, syscall.SIGTERM} {
+		j := background(t, "launch", "--config", config, "--out", filepath.Join(t.TempDir(), "run"), "--set", "stages.0.data.0.path="+text)
+		time.Sleep(150 * time.Millisecond)
+		j.cmd.Process.Signal(sig)
+		if code := j.wait(t, 10*time.Second); code != exitFailed || !strings.Contains(j.stderr.String(), "train: interrupted") {
+			t.Errorf("%v: exit %d, want %d\n%s", sig, code, exitFailed, j.stderr.String())
+		}
+	}
+}

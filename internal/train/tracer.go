@@ -30,7 +30,7 @@ func (tr *tracer) begin(t *Trainer) {
 
 // end writes the trace once the last step to record is over. All ranks call it.
 func (tr *tracer) end(ctx context.Context, t *Trainer) error {
-	if t.steps < TraceWarmup+t.opts.TraceSteps {
+	if t.steps-TraceWarmup < t.opts.TraceSteps {
 		return nil
 	}
 	return tr.finish(ctx, t)
