@@ -132,12 +132,13 @@ type groupParts struct {
 	ends  []int
 }
 
-// cut makes every group a part, or several of whole tiles where it is more than a fair piece. shape returns the sizes of the
+// cut makes every group a part, or several of whole tiles where it is more than one of as many fair pieces of the total. One
+// group is cut into just so many, where it has the tiles. shape returns the sizes of the
 // product of a group, and how many rows it takes. Each queue gets neighbouring groups of about equal work in all, and
 // begins with the largest part.
-func (g *groupParts) cut(groups, rowTile, columnTile, fair, threads int, shape func(e int) (m, n, k, rows int)) {
+func (g *groupParts) cut(groups, rowTile, columnTile, total, pieces, threads int, shape func(e int) (m, n, k, rows int)) {
 	g.parts, g.ends = g.parts[:0], g.ends[:0]
-	at, total := 0, 0
+	at, fair := 0, max((total+pieces-1)/pieces, 1)
 	for e := range groups {
 		m, n, k, rows := shape(e)
 		if m*n*k > 0 {
@@ -148,7 +149,6 @@ func (g *groupParts) cut(groups, rowTile, columnTile, fair, threads int, shape f
 				part.j0, part.j1 = share(i%columnParts, columnParts, n, columnTile)
 				if part.i0 < part.i1 && part.j0 < part.j1 {
 					part.work = (part.i1 - part.i0) * (part.j1 - part.j0) * k
-					total += part.work
 					g.parts = append(g.parts, part)
 				}
 			}
@@ -186,7 +186,7 @@ func (p *pool) runGroups(g *groups, threads int) {
 		total += m * n * k
 	}
 	t := active.Load().micro
-	j.cut(len(g.rows), t.rows, t.cols, max(total/(maxParts*threads), 1), threads, func(e int) (m, n, k, rows int) {
+	j.cut(len(g.rows), t.rows, t.cols, total, maxParts*threads, threads, func(e int) (m, n, k, rows int) {
 		m, n, k = g.shape(e)
 		return m, n, k, g.rows[e]
 	})

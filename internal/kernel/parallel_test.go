@@ -56,7 +56,7 @@ func TestGroupQueues(t *testing.T) {
 			for _, r := range rows {
 				total += r
 			}
-			g.cut(len(rows), 14, 32, max(total*64*16/(maxParts*threads), 1), threads, func(e int) (m, n, k, r int) { return rows[e], 64, 16, rows[e] })
+			g.cut(len(rows), 14, 32, total*64*16, maxParts*threads, threads, func(e int) (m, n, k, r int) { return rows[e], 64, 16, rows[e] })
 			if len(g.ends) != threads || g.ends[threads-1] != len(g.parts) || !slices.IsSorted(g.ends) {
 				t.Fatalf("%v on %d threads: queues of %d parts end at %v", rows, threads, len(g.parts), g.ends)
 			}
@@ -78,6 +78,18 @@ func TestGroupQueues(t *testing.T) {
 				}
 				from = end
 			}
+		}
+	}
+}
+
+// One product is cut into as many parts as asked for, also where they do not come out even: one more, and a thread has two.
+func TestGroupParts(t *testing.T) {
+	for _, pieces := range []int{2, 3, 4} {
+		var g groupParts
+		const m, n, k = 2049, 65, 129
+		g.cut(1, 14, 32, m*n*k, pieces, pieces, func(int) (int, int, int, int) { return m, n, k, 0 })
+		if len(g.parts) != pieces {
+			t.Errorf("%d parts, want %d", len(g.parts), pieces)
 		}
 	}
 }

@@ -230,11 +230,10 @@ var scaledJob struct {
 	groupParts
 }
 
-// maxScaledParts is maxParts for scaled products.
+// maxScaledParts is maxParts for scaled products, where a part costs more: it decodes its operands anew.
 const maxScaledParts = 2
 
-// splitScaled cuts the products of all groups into parts, columns at whole panels of B. Every part decodes its operands
-// anew.
+// splitScaled cuts the products of all groups into parts, columns at whole panels of B.
 func splitScaled(g *scaledGroups, threads int) {
 	total := 0
 	for e := range g.count() {
@@ -243,7 +242,7 @@ func splitScaled(g *scaledGroups, threads int) {
 	}
 	perThread := min(max(total/(threads*partFlops/2), 1), maxScaledParts)
 	scaledJob.groups = *g
-	scaledJob.cut(g.count(), active.Load().micro.rows, scaledWidth, max(total/(perThread*threads), 1), threads, g.shape)
+	scaledJob.cut(g.count(), active.Load().micro.rows, scaledWidth, total, perThread*threads, threads, g.shape)
 }
 
 func runScaledPart(i int) {
