@@ -79,7 +79,7 @@ type AdamW struct {
 	runPart func(i int)
 }
 
-// partValues is the number of values of a part, some 10 µs of work for one thread.
+// partValues is the number of values of a part, tens of microseconds of work for one thread.
 const partValues = 1 << 15
 
 // NewAdamW takes over the slices and gives those without moments zeroed ones, of the type that cfg names. It fails if a

@@ -17,15 +17,13 @@ type AdamWArgs struct {
 //	m  = Beta1*m + (1-Beta1)*g
 //	v  = Beta2*v + (1-Beta2)*g^2
 //	w -= LR * (m/(1-Beta1^Step) / (sqrt(v/(1-Beta2^Step)) + Eps) + Decay*w)
+//
+// It works on the caller's thread: who has many tensors shares them out.
 func AdamW(a AdamWArgs, w, g, m, v []float32) {
 	checkLen("AdamW", "g", len(g), len(w))
 	checkLen("AdamW", "m", len(m), len(w))
 	checkLen("AdamW", "v", len(v), len(w))
 	u := a.update()
-	if shareLoop(len(w)) {
-		finishLoop(&loop{part: adamWPart, n: len(w), chunk: loopChunk, a: w, b: g, c: m, d: v, adamW: u})
-		return
-	}
 	u.run(w, g, m, v)
 }
 
@@ -39,10 +37,6 @@ func (a AdamWArgs) update() adamWUpdate {
 	return adamWUpdate{a.GradScale, a.Beta1, 1 - a.Beta1, a.Beta2, 1 - a.Beta2,
 		float32(1 / (1 - math.Pow(float64(a.Beta1), float64(a.Step)))),
 		float32(1 / (1 - math.Pow(float64(a.Beta2), float64(a.Step)))), a.Eps, a.LR, a.Decay}
-}
-
-func adamWPart(q *loop, from, to int) {
-	q.adamW.run(q.a[from:to], q.b[from:to], q.c[from:to], q.d[from:to])
 }
 
 func (u *adamWUpdate) run(w, g, m, v []float32) {

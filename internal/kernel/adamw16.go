@@ -13,20 +13,12 @@ func AdamWBF16(a AdamWArgs, w, g []float32, m, v []uint16) {
 	checkLen("AdamWBF16", "m", len(m), len(w))
 	checkLen("AdamWBF16", "v", len(v), len(w))
 	u := a.update()
-	if shareLoop(len(w)) {
-		finishLoop(&loop{part: adamWBF16Part, n: len(w), chunk: loopChunk, a: w, b: g, m16: m, v16: v, adamW: u})
-		return
-	}
 	u.runBF16(w, g, m, v)
 }
 
 // MaxBetaBF16 is the largest beta with which a moment in BF16 decays from every value: x*(1-beta) must be more than half a
 // unit of the last of 8 bits.
 const MaxBetaBF16 = 1 - 1.0/256
-
-func adamWBF16Part(q *loop, from, to int) {
-	q.adamW.runBF16(q.a[from:to], q.b[from:to], q.m16[from:to], q.v16[from:to])
-}
 
 func (u *adamWUpdate) runBF16(w, g []float32, m, v []uint16) {
 	n := len(w)

@@ -14,12 +14,10 @@ type loop struct {
 	n, chunk int
 
 	a, b, c, d, e, f []float32
-	m16, v16         []uint16
 	rstd             []float32
 	x, y             float32
 	cols             int
 	sums             []float64
-	adamW            adamWUpdate
 	slots            Slots
 	ld               int
 	targets          []int32
