@@ -21,9 +21,11 @@ const (
 const (
 	blockK     = 256
 	blockDepth = 4 * blockK
-	blockA     = 84 * blockDepth   // values of a block of A
+	depthTN    = 2 * blockK        // of TN, where values of k lie in as many pages of A
+	blockA     = 63 * blockDepth   // values of a block of A
 	blockB     = 1024 * blockDepth // values of a block of B
 	fewRows    = 252               // so many rows of A in place use a panel of B at once, so that only a panel of it is copied
+	onceA      = 3 * blockA        // so many values of A in place, if they are all of A, pass a panel of a large B at once likewise
 )
 
 // Operands that lie as the tile routines read them need no copy: A in all layouts, B of NN and TN. A is always read in
@@ -41,6 +43,14 @@ func (p *product) readsB() bool {
 
 func (p *product) readsA() bool {
 	return p.lda%aliasing != 0
+}
+
+// deepest is the depth of the deepest block.
+func (p *product) deepest() int {
+	if p.layout == TN {
+		return min(depthTN, p.k)
+	}
+	return min(blockDepth, p.k)
 }
 
 // product is one call of Gemm.
@@ -123,14 +133,15 @@ func (w *workspace) multiply(t *micro, p *product) {
 		return
 	}
 	directA, directB := p.readsA(), p.readsB()
-	deep, across := blockK, p.n
+	deep, across, deepest := blockK, p.n, p.deepest()
 	switch {
 	case directB:
+	case directA && p.m*p.k <= onceA && p.n*p.k > blockB/2:
+		deep, across = deepest, t.cols
 	case directA && p.m <= fewRows:
 		across = t.cols
 	default:
-		deep = min(blockDepth, p.k)
-		across = blockB / deep / t.cols * t.cols
+		deep, across = deepest, blockB/deepest/t.cols*t.cols
 	}
 	for j0 := 0; j0 < p.n; j0 += across {
 		j1 := min(j0+across, p.n)

@@ -116,7 +116,7 @@ func TestGemmBlocks(t *testing.T) {
 		r := rand.New(rand.NewPCG(2, 1))
 		for _, s := range [][3]int{{fewRows + 31, 33, 9}, {31, maxTileCols*16 + 47, 6}, {30, 35, 2*blockK + 5}, {3, 32*maxTileCols + 1, 4},
 			{2*fewRows + 1, 5, blockK + 3}, {64, 48, 64}, {fewRows + 9, 3, blockDepth + blockK + 5},
-			{fewRows + 1, blockB/blockDepth + 3, blockDepth + 2}} {
+			{fewRows + 1, blockB/blockDepth + 3, blockDepth + 2}, {fewRows + 1, blockB/blockDepth + 6, 2*blockK + 5}} {
 			for i, l := range []Layout{NN, NT, TN} {
 				sc := scalars[(i+s[0])%len(scalars)]
 				newGemmCase(r, l, s[0], s[1], s[2], sc[0], sc[1], 1, 2, 3).verify(t)

@@ -47,8 +47,12 @@ func (w *workspace) giveBack() {
 }
 
 // packRows is how many rows of an operand are copied for all panels before the next: few enough for their pages to stay
-// in the first level of the TLB while the panels pass over them.
-const packRows = 32
+// in the first level of the TLB while the panels pass over them. Rows of A lie in the same sets of the first cache level
+// (else they are read in place), so they must be fewer than it has ways.
+const (
+	packRows  = 32
+	packRowsA = 8
+)
 
 // packA copies rows i0..i1 of op(A), columns k0..k1, into panels of the block's tile height.
 func (w *workspace) packA(t *micro, p *product, k0, k1, i0, i1 int) {
@@ -66,8 +70,8 @@ func (w *workspace) packA(t *micro, p *product, k0, k1, i0, i1 int) {
 	}
 	// The last row is copied without surplus, which would stand in the first row of the next panel.
 	last := depth - 1
-	for from := 0; from < last; from += packRows {
-		rows := min(packRows, last-from)
+	for from := 0; from < last; from += packRowsA {
+		rows := min(packRowsA, last-from)
 		for i := i0; i < i1; i += height {
 			copyPanel(t, w.a[(i-i0)*depth+from*height:], height, p.a[(k0+from)*p.lda+i:], p.lda, min(height, i1-i), p.m-i, rows)
 		}

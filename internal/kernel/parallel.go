@@ -42,11 +42,11 @@ func (p *pool) runProduct(q *product, threads int) {
 	j.rowParts, j.columnParts = grid(t.rows, t.cols, q.m, q.n, threads*perThread)
 	_, rows := share(0, j.rowParts, q.m, t.rows)
 	part := q.part(0, rows, 0, q.n)
-	if j.columnParts == 1 && j.rowParts > 1 && !part.readsB() && (q.n+t.cols)*min(q.k, blockDepth) <= blockB {
+	if j.columnParts == 1 && j.rowParts > 1 && !part.readsB() && (q.n+t.cols)*q.deepest() <= blockB {
 		w := borrowWorkspace()
 		j.b = w.b
 		for j.k0 = 0; j.k0 < q.k; j.k0 = j.k1 {
-			j.k1 = min(j.k0+blockDepth, q.k)
+			j.k1 = min(j.k0+q.deepest(), q.k)
 			p.run((q.n+sharedColumns-1)/sharedColumns, packSharedPart)
 			p.run(j.rowParts, runSharedPart)
 		}
