@@ -21,7 +21,8 @@ var recipes = map[string]func() model.Recipe{
 // RecipeNames lists them.
 func RecipeNames() []string { return slices.Sorted(maps.Keys(recipes)) }
 
-const defaultPromote = 128 // DeepSeek-V3 §3.3.2
+// DefaultPromote is precision.promote where nothing else is set (DeepSeek-V3 §3.3.2).
+const DefaultPromote = 128
 
 // ModelRecipe is what the recipe's name stands for; FP32 for one that is not known, which validation refuses.
 func (p Precision) ModelRecipe() model.Recipe {

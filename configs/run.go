@@ -119,7 +119,7 @@ func Default() *Run {
 				Normalize: true, Scale: 1, SeqAux: 0.0001},
 		},
 		Parallel:   Parallel{Pipeline: 1, Expert: 1, Schedule: "1f1b", Microbatch: 2},
-		Precision:  Precision{Recipe: "fp32", Promote: defaultPromote},
+		Precision:  Precision{Recipe: "fp32", Promote: DefaultPromote},
 		Tokenizer:  data.TokenizerConfig{Kind: "byte"},
 		Checkpoint: Checkpoint{Every: 100, Keep: 2},
 		Comm:       Comm{Timeout: time.Minute},

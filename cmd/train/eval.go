@@ -3,21 +3,28 @@ package main
 import (
 	"context"
 	"fmt"
+	"io"
 	"math"
 	"os"
 	"runtime"
+	"slices"
+	"strings"
 
 	"github.com/spf13/cobra"
 
+	"moetor/configs"
 	"moetor/data"
 	"moetor/internal/kernel"
 	"moetor/internal/train"
+	"moetor/model"
 )
 
 func evalCommand() *cobra.Command {
 	var (
 		checkpoint, file, field string
+		recipe                  string
 		batch, threads          int
+		gradients               int
 		asJSON                  bool
 		task                    taskFlags
 	)
@@ -39,7 +46,16 @@ Accuracies come with their 95 % Wilson interval. Files may be compressed by gzip
 			if err := task.check(c); err != nil {
 				return err
 			}
-			m, err := loadModel(checkpoint, threads)
+			if !slices.Contains(configs.RecipeNames(), recipe) {
+				return usagef("--recipe %s is unknown; known: %s", recipe, strings.Join(configs.RecipeNames(), ", "))
+			}
+			switch {
+			case gradients < 0 || gradients == 1:
+				return usagef("--gradients %d must be 0 or at least 2 batches", gradients)
+			case gradients > 0 && recipe == "fp32":
+				return usagef("--gradients %d compares with FP32: name another --recipe than fp32", gradients)
+			}
+			m, err := loadModel(checkpoint, threads, configs.Precision{Recipe: recipe, Promote: configs.DefaultPromote}.ModelRecipe())
 			if err != nil {
 				return err
 			}
@@ -75,14 +91,22 @@ Accuracies come with their 95 % Wilson interval. Files may be compressed by gzip
 				return usagef("--data %s holds no token to predict", file)
 			}
 			mean := loss / targets
+			var errors []train.GradientError
+			if gradients > 0 {
+				if errors, err = train.CompareGradients(context.Background(), m.Dir, m.Run.Model.Recipe, corpus.Val, batch, gradients); err != nil {
+					return usage(err)
+				}
+			}
 			if asJSON {
 				return printJSON(c, struct {
-					Loss       float64 `json:"loss"`
-					Perplexity float64 `json:"perplexity"`
-					Tokens     int64   `json:"tokens"`
-				}{mean, math.Exp(mean), int64(targets)})
+					Loss       float64               `json:"loss"`
+					Perplexity float64               `json:"perplexity"`
+					Tokens     int64                 `json:"tokens"`
+					Gradients  []train.GradientError `json:"gradients,omitempty"`
+				}{mean, math.Exp(mean), int64(targets), errors})
 			}
 			fmt.Fprintf(c.OutOrStdout(), "loss %.6f  perplexity %.4f  over %d tokens\n", mean, math.Exp(mean), int64(targets))
+			printGradients(c.OutOrStdout(), errors)
 			return nil
 		},
 	}
@@ -90,14 +114,27 @@ Accuracies come with their 95 % Wilson interval. Files may be compressed by gzip
 	c.Flags().StringVar(&file, "data", "", "text or JSONL file, glob, or embedded:NAME")
 	c.Flags().StringVar(&field, "field", "", "JSONL: the key of the text (default text)")
 	c.Flags().IntVar(&batch, "batch", 4, "sequences evaluated at once; does not change the result")
+	c.Flags().StringVar(&recipe, "recipe", "fp32", "perplexity: compute in this recipe ("+strings.Join(configs.RecipeNames(), ", ")+"), as a run does")
+	c.Flags().IntVar(&gradients, "gradients", 0, "perplexity: with --recipe, also compare the gradients of so many batches with those in FP32")
 	c.Flags().IntVar(&threads, "threads", 0, "kernel threads (default all cores)")
 	c.Flags().BoolVar(&asJSON, "json", false, "print JSON")
 	task.add(c)
 	return c
 }
 
-// loadModel loads a checkpoint for use in this process.
-func loadModel(path string, threads int) (*train.Model, error) {
+// printGradients prints a table, or nothing for no entries.
+func printGradients(w io.Writer, errors []train.GradientError) {
+	if len(errors) == 0 {
+		return
+	}
+	fmt.Fprintf(w, "\n%-40s %9s %9s %9s %9s\n", "gradients, against FP32", "error", "of mean", "length", "sampling")
+	for _, e := range errors {
+		fmt.Fprintf(w, "%-40s %8.2f%% %8.2f%% %9.4f %8.1f%%\n", e.Kind, 100*e.Error, 100*e.Mean, e.Scale, 100*e.Sampling)
+	}
+}
+
+// loadModel loads a checkpoint for use in this process, in a recipe.
+func loadModel(path string, threads int, recipe model.Recipe) (*train.Model, error) {
 	if path == "" {
 		return nil, usagef("--checkpoint is missing: name a checkpoint or a run directory")
 	}
@@ -108,7 +145,7 @@ func loadModel(path string, threads int) (*train.Model, error) {
 		threads = runtime.GOMAXPROCS(0)
 	}
 	kernel.SetThreads(threads)
-	m, err := train.LoadModel(path)
+	m, err := train.LoadModel(path, recipe)
 	if os.IsNotExist(err) {
 		return nil, usage(err)
 	}

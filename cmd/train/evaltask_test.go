@@ -273,7 +273,7 @@ func logProb(t *testing.T, m *train.Model, ids []int32, n int) (sum float64) {
 // TestEvalTasks: a model that knows its words by heart chooses and says them, and every score is that of the logits.
 func TestEvalTasks(t *testing.T) {
 	dir := wordModel(t)
-	m, err := train.LoadModel(dir)
+	m, err := train.LoadModel(dir, model.Recipe{})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -67,7 +67,7 @@ func (f *generateFlags) generate(c *cobra.Command) error {
 	if err != nil {
 		return usagef("--%w", err)
 	}
-	m, err := loadModel(f.checkpoint, f.threads)
+	m, err := loadModel(f.checkpoint, f.threads, model.Recipe{})
 	if err != nil {
 		return err
 	}

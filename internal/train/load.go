@@ -52,8 +52,8 @@ func bare(err error) error {
 	return err
 }
 
-// LoadModel loads the model of a checkpoint, written at any mesh.
-func LoadModel(path string) (*Model, error) {
+// LoadModel loads the model of a checkpoint, written at any mesh, to be used in a recipe, whatever it was trained in.
+func LoadModel(path string, recipe model.Recipe) (*Model, error) {
 	r, _, err := OpenCheckpoint(path)
 	if err != nil {
 		return nil, err
@@ -81,8 +81,7 @@ func LoadModel(path string) (*Model, error) {
 	if err := r.Check(wanted(m.Run.Model, true)); err != nil {
 		return fail(err)
 	}
-	// Whatever it was trained with, it is used in FP32, and keeps nothing for a backward.
-	m.Run.Model.Recipe, m.Run.Model.Recompute = model.Recipe{}, nil
+	m.Run.Model.Recipe, m.Run.Model.Recompute = recipe, nil // nothing is kept for a backward
 	if m.Chunk, err = model.New(m.Run.Model, model.Whole(m.Run.Model), m.Run.Run.Seed, nil); err != nil {
 		return fail(err)
 	}
@@ -104,7 +103,7 @@ func (m *Model) Evaluate(ctx context.Context, src data.Source, batch int) (loss,
 		if err := src.Read(ctx, first, n, &b.Batch); err != nil {
 			return 0, 0, err
 		}
-		m.Chunk.Bind([]model.Micro{b.micro(nil)}, model.Settings{})
+		m.Chunk.Bind([]model.Micro{b.micro(nil)}, model.Settings{SameWeights: first > 0})
 		if _, err := m.Chunk.Evaluate(ctx, 0, nil); err != nil {
 			return 0, 0, err
 		}

@@ -1,0 +1,59 @@
+package main
+
+import (
+	"encoding/json"
+	"math"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+)
+
+// TestEvalRecipe: eval in the recipe of a run gives the validation loss that the run had, in FP32 another one.
+func TestEvalRecipe(t *testing.T) {
+	dir := filepath.Join(t.TempDir(), "run")
+	text := write(t, "text.txt", strings.Repeat("To be, or not to be, that is the question: ", 20))
+	mustTrain(t, launchArgs(tinyConfig(t), dir, 1, 1, 1, "--set", "stages.0.val.data=[{path: "+text+"}]", "--set", "run.eval_every=20",
+		"--set", "precision.recipe=fp8")...)
+	b, err := os.ReadFile(filepath.Join(dir, "metrics.jsonl"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	lines := strings.Split(strings.TrimSpace(string(b)), "\n")
+	var last struct {
+		Loss float64 `json:"val_loss"`
+	}
+	if err := json.Unmarshal([]byte(lines[len(lines)-1]), &last); err != nil {
+		t.Fatal(err)
+	}
+	loss := func(recipe string) float64 {
+		var e struct{ Loss float64 }
+		out := mustTrain(t, "eval", "--checkpoint", dir, "--data", text, "--json", "--batch", "3", "--recipe", recipe).stdout
+		if err := json.Unmarshal([]byte(out), &e); err != nil {
+			t.Fatalf("%v in %s", err, out)
+		}
+		return e.Loss
+	}
+	if got := loss("fp8"); last.Loss == 0 || math.Abs(got-last.Loss) > 1e-9 {
+		t.Errorf("eval in fp8 gives %v, the run had %v", got, last.Loss)
+	}
+	// Codes of E4M3 move gradients by some per cent.
+	out := mustTrain(t, "eval", "--checkpoint", dir, "--data", text, "--json", "--batch", "3", "--recipe", "fp8", "--gradients", "4").stdout
+	var e struct {
+		Gradients []struct {
+			Kind                         string
+			Error, Mean, Scale, Sampling float64
+		}
+	}
+	if err := json.Unmarshal([]byte(out), &e); err != nil {
+		t.Fatalf("%v in %s", err, out)
+	}
+	if n := len(e.Gradients); n < 10 || e.Gradients[n-1].Kind != "all" {
+		t.Fatalf("gradients of %+v", e.Gradients)
+	} else if all := e.Gradients[n-1]; all.Error < 0.001 || all.Error > 0.3 || all.Mean > 0.3 || math.Abs(all.Scale-1) > 0.1 {
+		t.Errorf("gradients: %+v", all)
+	}
+	if got := loss("fp32"); math.Abs(got-last.Loss) < 1e-7 || math.Abs(got-last.Loss) > 0.05 {
+		t.Errorf("eval in fp32 gives %v, in fp8 %v", got, last.Loss)
+	}
+}
