@@ -4,7 +4,7 @@ TRAIN := bin/train
 # Only checkpoint needs cgo; without it everything must still cross-compile, with portable kernels.
 CROSS := linux/arm64 darwin/arm64
 
-.PHONY: demo build test deps vet cross generate golden golden-update exhaustive acceptance clean
+.PHONY: demo build test deps testdeps vet cross generate golden golden-update exhaustive acceptance clean
 
 QUESTION := What does the command `ls` do?
 demo: build
@@ -33,7 +33,10 @@ build: deps
 deps:
 	@./scripts/deps.sh
 
-test: deps vet cross
+testdeps:
+	@./scripts/deps.sh tests
+
+test: testdeps vet cross
 	$(GO) test ./...
 	$(GO) test -tags purego ./internal/lowp ./internal/kernel ./model
 	$(GO) test -race -short ./comm/... ./parallel/... ./data

@@ -1,6 +1,8 @@
 #!/bin/sh
 # Installs what the build needs where it is missing, or says in one line what to install.
 # Needed: Go (1.21 or later fetches the right toolchain itself), a C compiler, the HDF5 library with its headers.
+#   scripts/deps.sh tests    also programs that some tests run against (h5dump, h5py, mpirun, ip), where root has apt-get:
+#                            without them these tests are skipped
 set -eu
 
 say() { echo "moetor: $*" >&2; }
@@ -18,6 +20,24 @@ works() { # can a C program that uses HDF5 be compiled and linked?
 	rm -rf "$tmp"
 	return 1
 }
+
+if [ "${1:-}" = tests ]; then
+	"$0"
+	missing=
+	command -v h5dump >/dev/null 2>&1 || missing="$missing hdf5-tools"
+	/usr/bin/python3 -c 'import h5py' >/dev/null 2>&1 || missing="$missing python3-h5py"
+	command -v mpirun >/dev/null 2>&1 || missing="$missing openmpi-bin"
+	command -v ip >/dev/null 2>&1 || missing="$missing iproute2"
+	[ -n "$missing" ] || exit 0
+	if [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null 2>&1; then
+		say "installing$missing for the tests"
+		export DEBIAN_FRONTEND=noninteractive
+		# shellcheck disable=SC2086
+		{ apt-get update -qq && apt-get install -y -qq --no-install-recommends $missing; } >/dev/null 2>&1 && exit 0
+	fi
+	say "tests against$missing are skipped"
+	exit 0
+fi
 
 works && exit 0
 
