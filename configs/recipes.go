@@ -1,8 +1,10 @@
 package configs
 
 import (
+	"fmt"
 	"maps"
 	"slices"
+	"strings"
 
 	"moetor/internal/lowp"
 	"moetor/model"
@@ -34,7 +36,39 @@ func (p Precision) ModelRecipe() model.Recipe {
 	if r.Hopper {
 		r.Promote = p.Promote
 	}
+	for _, operand := range p.Keep {
+		if keep := keepable[operand]; keep != nil {
+			keep(&r, quant(lowp.BF16, lowp.ScaleNone, 0, 0))
+		}
+	}
 	return r
+}
+
+// keepable are the values of precision.keep: operands that may stay in BF16, to see which of them costs what.
+var keepable = map[string]func(r *model.Recipe, b *lowp.Quant){
+	"weights":   func(r *model.Recipe, b *lowp.Quant) { r.Weight, r.WeightT = b, nil },
+	"inputs":    func(r *model.Recipe, b *lowp.Quant) { r.Input, r.InputT, r.SwiGLU, r.Dispatch = b, b, b, b },
+	"gradients": func(r *model.Recipe, b *lowp.Quant) { r.Grad, r.GradT = b, b },
+	"attn_out":  func(r *model.Recipe, b *lowp.Quant) { r.AttnOut, r.AttnOutT = b, b },
+}
+
+// keepers are the recipes whose operands can be stored one by one: not those without codes, nor that of whole matrices.
+var keepers = []string{"fp8", "mxfp8", "hopper"}
+
+// KeepProblem says what is wrong with Keep, called at; empty if nothing is.
+func (p Precision) KeepProblem(at string) string {
+	for i, name := range p.Keep {
+		switch {
+		case keepable[name] == nil:
+			return fmt.Sprintf("%s names %q; known: %s", at, name, strings.Join(slices.Sorted(maps.Keys(keepable)), ", "))
+		case slices.Contains(p.Keep[:i], name):
+			return fmt.Sprintf("%s names %q twice", at, name)
+		}
+	}
+	if len(p.Keep) > 0 && !slices.Contains(keepers, p.Recipe) {
+		return fmt.Sprintf("%s=%s has no effect with recipe %s: only with %s", at, strings.Join(p.Keep, ","), p.Recipe, strings.Join(keepers, ", "))
+	}
+	return ""
 }
 
 func quant(f lowp.Format, k lowp.ScaleKind, tileRows, tileCols int) *lowp.Quant {

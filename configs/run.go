@@ -60,9 +60,10 @@ type Parallel struct {
 
 // Precision says how the operands of matrix products are stored.
 type Precision struct {
-	Recipe  string `yaml:"recipe"`  // see RecipeNames
-	Promote int    `yaml:"promote"` // hopper: products after which a sum of few bits is added to one in FP32; 0 = at its end
-	Watch   int    `yaml:"watch"`   // steps between reports on what rounding to codes does; 0 = none
+	Recipe  string   `yaml:"recipe"`  // see RecipeNames
+	Keep    []string `yaml:"keep"`    // fp8, mxfp8, hopper: operands that stay in BF16: weights, inputs, gradients, attn_out
+	Promote int      `yaml:"promote"` // hopper: products after which a sum of few bits is added to one in FP32; 0 = at its end
+	Watch   int      `yaml:"watch"`   // steps between reports on what rounding to codes does; 0 = none
 }
 
 // Checkpoint says how often a run saves and how many it keeps. The end of a stage is always saved.

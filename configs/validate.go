@@ -176,6 +176,9 @@ func (c *checker) ranges() {
 	} else if p.Promote%32 != 0 {
 		c.addf("precision.promote=%d must be a multiple of 32, the products of one step of the tensor cores", p.Promote)
 	}
+	if problem := r.Precision.KeepProblem("precision.keep"); problem != "" {
+		c.addf("%s", problem)
+	}
 	if p := r.Precision; p.Watch != 0 && p.Recipe == "fp32" {
 		c.addf("precision.watch=%d has no effect with precision.recipe=fp32, where nothing is rounded: set precision.watch=0, or a recipe that rounds", p.Watch)
 	}

@@ -94,6 +94,7 @@ func TestWrongUsage(t *testing.T) {
 		"eval of nothing":                {[]string{"eval", "--checkpoint", "/nonexistent", "--data", "x"}, []string{"/nonexistent"}},
 		"eval without data":              {[]string{"eval", "--checkpoint", held}, []string{"--data"}},
 		"eval in an unknown recipe":      {[]string{"eval", "--checkpoint", held, "--data", "x", "--recipe", "fp4"}, []string{"--recipe fp4", "mxfp8"}},
+		"keep of no recipe":              {[]string{"eval", "--checkpoint", held, "--data", "x", "--keep", "weights"}, []string{"--keep=weights", "fp32"}},
 		"gradients of one batch":         {[]string{"eval", "--checkpoint", held, "--data", "x", "--recipe", "fp8", "--gradients", "1"}, []string{"--gradients 1"}},
 		"gradients against themselves":   {[]string{"eval", "--checkpoint", held, "--data", "x", "--gradients", "4"}, []string{"--gradients 4", "--recipe"}},
 		"eval of a missing file":         {[]string{"eval", "--checkpoint", held, "--data", "/nonexistent.txt"}, []string{"--data", "/nonexistent.txt"}},

@@ -22,7 +22,7 @@ import (
 func evalCommand() *cobra.Command {
 	var (
 		checkpoint, file, field string
-		recipe                  string
+		precision               = configs.Precision{Promote: configs.DefaultPromote}
 		batch, threads          int
 		gradients               int
 		asJSON                  bool
@@ -46,8 +46,12 @@ Accuracies come with their 95 % Wilson interval. Files may be compressed by gzip
 			if err := task.check(c); err != nil {
 				return err
 			}
+			recipe := precision.Recipe
 			if !slices.Contains(configs.RecipeNames(), recipe) {
 				return usagef("--recipe %s is unknown; known: %s", recipe, strings.Join(configs.RecipeNames(), ", "))
+			}
+			if problem := precision.KeepProblem("--keep"); problem != "" {
+				return usagef("%s", problem)
 			}
 			switch {
 			case gradients < 0 || gradients == 1:
@@ -55,7 +59,7 @@ Accuracies come with their 95 % Wilson interval. Files may be compressed by gzip
 			case gradients > 0 && recipe == "fp32":
 				return usagef("--gradients %d compares with FP32: name another --recipe than fp32", gradients)
 			}
-			m, err := loadModel(checkpoint, threads, configs.Precision{Recipe: recipe, Promote: configs.DefaultPromote}.ModelRecipe())
+			m, err := loadModel(checkpoint, threads, precision.ModelRecipe())
 			if err != nil {
 				return err
 			}
@@ -114,7 +118,8 @@ Accuracies come with their 95 % Wilson interval. Files may be compressed by gzip
 	c.Flags().StringVar(&file, "data", "", "text or JSONL file, glob, or embedded:NAME")
 	c.Flags().StringVar(&field, "field", "", "JSONL: the key of the text (default text)")
 	c.Flags().IntVar(&batch, "batch", 4, "sequences evaluated at once; does not change the result")
-	c.Flags().StringVar(&recipe, "recipe", "fp32", "perplexity: compute in this recipe ("+strings.Join(configs.RecipeNames(), ", ")+"), as a run does")
+	c.Flags().StringVar(&precision.Recipe, "recipe", "fp32", "perplexity: compute in this recipe ("+strings.Join(configs.RecipeNames(), ", ")+"), as a run does")
+	c.Flags().StringSliceVar(&precision.Keep, "keep", nil, "perplexity: with --recipe, operands that stay in BF16 (precision.keep)")
 	c.Flags().IntVar(&gradients, "gradients", 0, "perplexity: with --recipe, also compare the gradients of so many batches with those in FP32")
 	c.Flags().IntVar(&threads, "threads", 0, "kernel threads (default all cores)")
 	c.Flags().BoolVar(&asJSON, "json", false, "print JSON")

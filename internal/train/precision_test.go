@@ -55,6 +55,32 @@ func TestLowPrecisionLayouts(t *testing.T) {
 	}
 }
 
+// TestKeep: operands may stay in BF16 alone or together, in every recipe that allows it and at meshes that send them.
+func TestKeep(t *testing.T) {
+	text := withVal(t, tiny)
+	sets := func(recipe, keep string) []string {
+		return []string{"precision.recipe=" + recipe, "precision.keep=[" + keep + "]", "stages.0.steps=4"}
+	}
+	one := testRun{pipeline: 1, data: 1, expert: 1}
+	for _, recipe := range []string{"fp8", "mxfp8", "hopper"} {
+		one.sets = sets(recipe, "")
+		base, _ := runRanks(t, text, one)
+		for _, keep := range []string{"weights", "inputs", "gradients", "attn_out", "weights,inputs,gradients,attn_out", "gradients,weights"} {
+			one.sets = sets(recipe, keep)
+			got, _ := runRanks(t, text, one)
+			nearLosses(t, got, base)
+			if last := len(got) - 1; got[last].Loss == base[last].Loss && got[last].GradNorm == base[last].GradNorm {
+				t.Errorf("%s with %s in BF16 has the losses of %s", recipe, keep, recipe)
+			}
+			split, _ := runRanks(t, text, testRun{pipeline: 2, data: 2, expert: 2, sets: one.sets})
+			if split[0].Loss != got[0].Loss {
+				t.Errorf("%s with %s in BF16: first loss %v on 2x2, %v on one rank", recipe, keep, split[0].Loss, got[0].Loss)
+			}
+			nearLosses(t, split, got)
+		}
+	}
+}
+
 // nearLosses compares losses alone: at these rates the norm of a gradient differs by half between runs that round differently,
 // and the loss hardly.
 func nearLosses(t *testing.T, got, want []Report) {

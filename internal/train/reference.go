@@ -11,6 +11,7 @@ import (
 	"math"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 
 	"moetor/checkpoint"
@@ -104,14 +105,18 @@ const recipeSign = "+recipe="
 
 // recipeMark ends the key of a reference: the same weights give other log-probabilities in another recipe.
 func (t *Trainer) recipeMark() string {
-	switch p := t.run.Precision; p.Recipe {
+	p := t.run.Precision
+	mark := recipeSign + p.Recipe
+	switch p.Recipe {
 	case "fp32":
 		return ""
 	case "hopper":
-		return fmt.Sprintf("%s%s-%d", recipeSign, p.Recipe, p.Promote)
-	default:
-		return recipeSign + p.Recipe
+		mark = fmt.Sprintf("%s-%d", mark, p.Promote)
 	}
+	for _, operand := range slices.Sorted(slices.Values(p.Keep)) {
+		mark += "-" + operand
+	}
+	return mark
 }
 
 // referenceSamples is how many samples of the stage the reference needs, 0 for all: a stage that ends within its first epoch

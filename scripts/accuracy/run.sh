@@ -9,15 +9,12 @@ here=$(dirname "$0")
 mkdir -p "$out"
 {
 	for seed in 1 2 3; do
-		for recipe in bf16 fp8; do echo "ebooks $recipe $seed 1000"; done
+		for recipe in bf16 bf16-reordered fp8; do echo "ebooks $recipe $seed 1000"; done
 	done
 	for seed in 1 2 3 4 5 6; do
-		for recipe in bf16 fp8; do echo "shakespeare $recipe $seed 2000"; done
+		for recipe in bf16 bf16-reordered fp8 keep-weights keep-inputs keep-gradients; do echo "shakespeare $recipe $seed 2000"; done
 	done
-	for seed in 1 2 3; do
-		for recipe in bf16-reordered fp8-tensor no-promotion; do echo "shakespeare $recipe $seed 2000"; done
-	done
-	for recipe in fp8-tensor fp32 bf16-reordered no-promotion; do echo "ebooks $recipe 1 1000"; done
+	for recipe in fp8-tensor no-promotion; do echo "shakespeare $recipe 1 2000"; done
 } | xargs -P "$jobs" -L 1 sh -c '
 	case $4 in
 	ebooks) config="$1/ebooks.yaml" extra="--set stages.0.data.0.path=$2" ;;
@@ -27,6 +24,7 @@ mkdir -p "$out"
 	case $4-$5 in # the same sums in another order: what two runs part by though nothing else differs
 	ebooks-bf16-reordered) recipe=bf16 extra="$extra --set parallel.microbatch=16" ;;
 	shakespeare-bf16-reordered) recipe=bf16 extra="$extra --set parallel.microbatch=6" ;;
+	*-keep-*) recipe=fp8 extra="$extra --set precision.keep=[${5#keep-}]" ;;
 	*-no-promotion) recipe=hopper extra="$extra --set precision.promote=0" ;;
 	esac
 	dir="$3/$4-$5-$6"
