@@ -4,7 +4,7 @@ TRAIN := bin/train
 # Only checkpoint needs cgo; without it everything must still cross-compile, with portable kernels.
 CROSS := linux/arm64 darwin/arm64
 
-.PHONY: demo build test deps testdeps vet cross generate golden golden-update exhaustive acceptance clean
+.PHONY: demo build test deps testdeps vet cross generate golden golden-update exhaustive race acceptance clean
 
 QUESTION := What does the command `ls` do?
 demo: build
@@ -70,6 +70,10 @@ exhaustive:
 	MOETOR_EXHAUSTIVE=1 $(GO) test -run EncodeSweep -timeout 3h ./internal/lowp
 	@for f in $$($(GO) test -list '^Fuzz' ./internal/kernel | grep ^Fuzz); do $(GO) test -run '^$$' -fuzz "^$$f$$" -fuzztime 10m ./internal/kernel || exit 1; done
 	@for f in $$($(GO) test -list '^Fuzz' ./internal/lowp | grep ^Fuzz); do $(GO) test -run '^$$' -fuzz "^$$f$$" -fuzztime 10m ./internal/lowp || exit 1; done
+
+# The race detector over what computes, on the portable path, which it can see into: half an hour of two cores.
+race:
+	$(GO) test -race -tags purego -timeout 1h ./internal/kernel ./internal/lowp ./optimizer ./model
 
 # Long checks that CI does not run; their results are in docs/.
 acceptance: build

@@ -39,7 +39,7 @@ func TestWrong(t *testing.T) {
 		{"model: {vocab: §100}\n", "", "c.yaml: model.vocab=100 is smaller than the tokenizer's vocabulary of 264"},
 		{"precision: {recipe: fp8, §keep: [weight]}\n", "", "c.yaml: precision.keep names \"weight\"; known: attn_out, gradients, inputs, weights"},
 		{"precision: {recipe: fp8, §keep: [inputs, inputs]}\n", "", "c.yaml: precision.keep names \"inputs\" twice"},
-		{"precision: {recipe: fp8-tensor, §keep: [weights]}\n", "", "c.yaml: precision.keep=weights has no effect with recipe fp8-tensor"},
+		{"precision: {recipe: fp8-tensor, §keep: [weights]}\n", "", "c.yaml: precision.keep=weights has no effect with recipe fp8-tensor: only with fp8, mxfp8, hopper"},
 		{"model: {§recompute: [norms]}\n", "", "c.yaml: model.recompute names \"norms\"; known: norm, mla_up, swiglu"},
 		{"model: {§recompute: [norm, norm]}\n", "", "c.yaml: model.recompute names \"norm\" twice"},
 		{"model: {init_std: §.nan}\n", "", "c.yaml: model.init_std must be finite: .nan"},
