@@ -98,7 +98,7 @@ Accuracies come with their 95 % Wilson interval. Files may be compressed by gzip
 			var errors []train.GradientError
 			if gradients > 0 {
 				if errors, err = train.CompareGradients(context.Background(), m.Dir, m.Run.Model.Recipe, corpus.Val, batch, gradients); err != nil {
-					return usage(err)
+					return usagef("--gradients %d --batch %d: --data %s: %w", gradients, batch, file, err)
 				}
 			}
 			if asJSON {

@@ -37,7 +37,7 @@ var numbers = regexp.MustCompile(`(\.layers)?\.\d+\.`)
 // reaches are left out. An error if src has too few sequences.
 func CompareGradients(ctx context.Context, path string, recipe model.Recipe, src data.Source, batch, batches int) ([]GradientError, error) {
 	if need := int64(batch) * int64(batches); src.Samples() < need {
-		return nil, fmt.Errorf("%d batches of %d sequences need %d, the text has %d", batches, batch, need, src.Samples())
+		return nil, fmt.Errorf("%d sequences are needed, the text has %d", need, src.Samples())
 	}
 	var m [2]*Model
 	for i, r := range [2]model.Recipe{{}, recipe} {
