@@ -63,6 +63,9 @@ Accuracies come with their 95 % Wilson interval. Files may be compressed by gzip
 			if err != nil {
 				return err
 			}
+			if m.Run.Model.Score {
+				return usagef("--checkpoint %s is of a reward model, which predicts no text", m.Dir)
+			}
 			if file == "" {
 				return usagef("--data is missing: name a text or JSONL file, a glob, or embedded:NAME")
 			}

@@ -57,3 +57,15 @@ func TestEvalRecipe(t *testing.T) {
 		t.Errorf("eval in fp32 gives %v, in fp8 %v", got, last.Loss)
 	}
 }
+
+// TestEvalReward: a reward model predicts no text, and is refused for that and not for the text.
+func TestEvalReward(t *testing.T) {
+	dir := filepath.Join(t.TempDir(), "run")
+	pairs := write(t, "pairs.jsonl", strings.Repeat(`{"prompt":"1 plus 1?","chosen":"2.","rejected":"3."}`+"\n", 8))
+	mustTrain(t, launchArgs(tinyConfig(t), dir, 1, 1, 1, "--set", "stages.0.objective=reward", "--set", "stages.0.data=[{path: "+pairs+"}]",
+		"--set", "parallel.microbatch=2", "--set", "stages.0.steps=1", "--set", "stages.0.batch.start=2", "--set", "stages.0.batch.end=4", "--set", "stages.0.batch.step=2")...)
+	r := start(t, "eval", "--checkpoint", dir, "--data", pairs, "--recipe", "fp8", "--gradients", "2")
+	if r.code != 2 || !strings.Contains(r.stderr, "reward model") {
+		t.Errorf("exit %d, %q", r.code, r.stderr)
+	}
+}
