@@ -55,20 +55,27 @@ var keepable = map[string]func(r *model.Recipe, b *lowp.Quant){
 // keepers are the recipes whose operands can be stored one by one: not those without codes, nor that of whole matrices.
 var keepers = []string{"fp8", "mxfp8", "hopper"}
 
-// KeepProblem says what is wrong with Keep, called at; empty if nothing is.
-func (p Precision) KeepProblem(at string) string {
+// Problems says what is wrong with Keep and with Promote. Each message begins with prefix and the name of the setting.
+func (p Precision) Problems(prefix string) (out []string) {
+	addf := func(format string, args ...any) { out = append(out, prefix+fmt.Sprintf(format, args...)) }
+	if p.Promote != DefaultPromote && p.Recipe != "hopper" {
+		addf("promote=%d has no effect with %srecipe=%s: only hopper has sums of few bits", p.Promote, prefix, p.Recipe)
+	} else if p.Promote%32 != 0 {
+		addf("promote=%d must be a multiple of 32, the products of one step of the tensor cores", p.Promote)
+	}
 	for i, name := range p.Keep {
-		switch {
-		case keepable[name] == nil:
-			return fmt.Sprintf("%s names %q; known: %s", at, name, strings.Join(slices.Sorted(maps.Keys(keepable)), ", "))
-		case slices.Contains(p.Keep[:i], name):
-			return fmt.Sprintf("%s names %q twice", at, name)
+		if keepable[name] == nil {
+			addf("keep names %q; known: %s", name, strings.Join(slices.Sorted(maps.Keys(keepable)), ", "))
+			return out
+		} else if slices.Contains(p.Keep[:i], name) {
+			addf("keep names %q twice", name)
+			return out
 		}
 	}
 	if len(p.Keep) > 0 && !slices.Contains(keepers, p.Recipe) {
-		return fmt.Sprintf("%s=%s has no effect with recipe %s: only with %s", at, strings.Join(p.Keep, ","), p.Recipe, strings.Join(keepers, ", "))
+		addf("keep=%s has no effect with recipe %s: only with %s", strings.Join(p.Keep, ","), p.Recipe, strings.Join(keepers, ", "))
 	}
-	return ""
+	return out
 }
 
 func quant(f lowp.Format, k lowp.ScaleKind, tileRows, tileCols int) *lowp.Quant {

@@ -171,12 +171,7 @@ func (c *checker) ranges() {
 	c.oneOf("precision.recipe", r.Precision.Recipe, RecipeNames())
 	c.between("precision.promote", int64(r.Precision.Promote), 0, maxWidth)
 	c.between("precision.watch", int64(r.Precision.Watch), 0, maxSteps)
-	if p := r.Precision; p.Promote != DefaultPromote && p.Recipe != "hopper" {
-		c.addf("precision.promote=%d has no effect with precision.recipe=%s: only hopper has sums of few bits", p.Promote, p.Recipe)
-	} else if p.Promote%32 != 0 {
-		c.addf("precision.promote=%d must be a multiple of 32, the products of one step of the tensor cores", p.Promote)
-	}
-	if problem := r.Precision.KeepProblem("precision.keep"); problem != "" {
+	for _, problem := range r.Precision.Problems("precision.") {
 		c.addf("%s", problem)
 	}
 	if p := r.Precision; p.Watch != 0 && p.Recipe == "fp32" {

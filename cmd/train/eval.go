@@ -50,10 +50,12 @@ Accuracies come with their 95 % Wilson interval. Files may be compressed by gzip
 			if !slices.Contains(configs.RecipeNames(), recipe) {
 				return usagef("--recipe %s is unknown; known: %s", recipe, strings.Join(configs.RecipeNames(), ", "))
 			}
-			if problem := precision.KeepProblem("--keep"); problem != "" {
-				return usagef("%s", problem)
+			if problems := precision.Problems("--"); len(problems) > 0 {
+				return usagef("%s", strings.Join(problems, "; "))
 			}
 			switch {
+			case precision.Promote < 0:
+				return usagef("--promote %d must not be negative", precision.Promote)
 			case gradients < 0 || gradients == 1:
 				return usagef("--gradients %d must be 0 or at least 2 batches", gradients)
 			case gradients > 0 && recipe == "fp32":
@@ -85,11 +87,18 @@ Accuracies come with their 95 % Wilson interval. Files may be compressed by gzip
 			}
 			corpus, err := data.Open(context.Background(), data.OpenConfig{
 				Val:       data.ValConfig{Data: []data.SourceConfig{{Path: file, Field: field}}},
+				Pack:      data.PackConfig{Isolate: m.Stage.Pack.Isolate}, // documents as the model knows them
 				Tokenizer: m.Tokenizer, Len: m.Run.Model.Context, Cache: data.CacheOff, At: "--data"})
 			if err != nil {
 				return usage(err)
 			}
 			defer corpus.Close()
+			var errors []train.GradientError
+			if gradients > 0 {
+				if errors, err = m.CompareGradients(context.Background(), corpus.Val, batch, gradients); err != nil {
+					return usagef("--gradients %d --batch %d: --data %s: %w", gradients, batch, file, err)
+				}
+			}
 			loss, targets, err := m.Evaluate(context.Background(), corpus.Val, batch)
 			if err != nil {
 				return err
@@ -98,12 +107,6 @@ Accuracies come with their 95 % Wilson interval. Files may be compressed by gzip
 				return usagef("--data %s holds no token to predict", file)
 			}
 			mean := loss / targets
-			var errors []train.GradientError
-			if gradients > 0 {
-				if errors, err = train.CompareGradients(context.Background(), m.Dir, m.Run.Model.Recipe, corpus.Val, batch, gradients); err != nil {
-					return usagef("--gradients %d --batch %d: --data %s: %w", gradients, batch, file, err)
-				}
-			}
 			if asJSON {
 				return printJSON(c, struct {
 					Loss       float64               `json:"loss"`
@@ -120,9 +123,10 @@ Accuracies come with their 95 % Wilson interval. Files may be compressed by gzip
 	c.Flags().StringVar(&checkpoint, "checkpoint", "", "checkpoint, or run directory (its newest checkpoint)")
 	c.Flags().StringVar(&file, "data", "", "text or JSONL file, glob, or embedded:NAME")
 	c.Flags().StringVar(&field, "field", "", "JSONL: the key of the text (default text)")
-	c.Flags().IntVar(&batch, "batch", 4, "sequences evaluated at once; does not change the result")
+	c.Flags().IntVar(&batch, "batch", 4, "sequences at once; changes no result but those of fp8-tensor, and of --gradients, whose batches they are")
 	c.Flags().StringVar(&precision.Recipe, "recipe", "fp32", "perplexity: compute in this recipe ("+strings.Join(configs.RecipeNames(), ", ")+"), as a run does")
 	c.Flags().StringSliceVar(&precision.Keep, "keep", nil, "perplexity: with --recipe, operands that stay in BF16 (precision.keep)")
+	c.Flags().IntVar(&precision.Promote, "promote", configs.DefaultPromote, "perplexity: with --recipe hopper, precision.promote")
 	c.Flags().IntVar(&gradients, "gradients", 0, "perplexity: with --recipe, also compare the gradients of so many batches with those in FP32")
 	c.Flags().IntVar(&threads, "threads", 0, "kernel threads (default all cores)")
 	c.Flags().BoolVar(&asJSON, "json", false, "print JSON")

@@ -49,7 +49,8 @@ func (f *taskFlags) add(c *cobra.Command) {
 // check refuses what is wrong before a model is loaded, and flags that have no effect on the task.
 func (f *taskFlags) check(c *cobra.Command) error {
 	use := map[string][]string{ // flag: tasks that it works with
-		"field": {taskPerplexity}, "recipe": {taskPerplexity}, "gradients": {taskPerplexity}, "keep": {taskPerplexity}, "batch": {taskPerplexity, taskChoice}, "chat": {taskChoice, taskExact}, "template": {taskChoice, taskExact},
+		"recipe": {taskPerplexity}, "keep": {taskPerplexity}, "promote": {taskPerplexity}, "gradients": {taskPerplexity},
+		"field": {taskPerplexity}, "batch": {taskPerplexity, taskChoice}, "chat": {taskChoice, taskExact}, "template": {taskChoice, taskExact},
 		"format": {taskChoice, taskExact}, "pattern": {taskExact}, "max-tokens": {taskExact}, "limit": {taskChoice, taskExact}, "show": {taskChoice, taskExact},
 	}
 	tasks := []string{taskPerplexity, taskChoice, taskExact}

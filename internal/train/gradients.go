@@ -32,48 +32,56 @@ func parameterKind(name string) string {
 
 var numbers = regexp.MustCompile(`(\.layers)?\.\d+\.`)
 
-// CompareGradients compares gradients of a checkpoint's model in a recipe with those in FP32, over batches (at least 2) batches
-// of batch sequences from the beginning of src. The last entry, named "all", is of all parameters; kinds that no gradient
-// reaches are left out. An error if src has too few sequences.
-func CompareGradients(ctx context.Context, path string, recipe model.Recipe, src data.Source, batch, batches int) ([]GradientError, error) {
-	if need := int64(batch) * int64(batches); src.Samples() < need {
-		return nil, fmt.Errorf("%d sequences are needed, the text has %d", need, src.Samples())
+// settings are those of a step of the stage, with the loss of a language model.
+func (m *Model) settings(same bool) model.Settings {
+	return model.Settings{MTPWeight: m.Stage.MTPWeight.At(m.Meta.Tokens), SeqAux: m.Stage.Router.SeqAux, SameWeights: same}
+}
+
+// CompareGradients compares gradients of the model with those of its checkpoint in FP32, over batches (at least 2) batches of
+// batch sequences from the beginning of src. The loss is that of the checkpoint's stage where it trains a language model: MTP
+// modules have the weight that they had there. The last entry, named "all", is of all parameters; kinds that no gradient reaches
+// are left out. An error if src has too few sequences.
+func (m *Model) CompareGradients(ctx context.Context, src data.Source, batch, batches int) ([]GradientError, error) {
+	if int64(batches) > src.Samples()/int64(batch) {
+		return nil, fmt.Errorf("the text has %d sequences, not enough for %d batches of %d", src.Samples(), batches, batch)
 	}
-	var m [2]*Model
-	for i, r := range [2]model.Recipe{{}, recipe} {
-		var err error
-		if m[i], err = LoadModel(path, r); err != nil {
-			return nil, err
-		}
+	full, err := LoadModel(m.Dir, model.Recipe{})
+	if err != nil {
+		return nil, err
 	}
+	pair := [2]*Model{full, m}
 	var values [2][]float32 // gradients of the batch
 	var sums [2][]float64   // of all batches
-	for i := range m {
-		_, values[i] = m[i].Chunk.Blocks()
+	for i := range pair {
+		_, values[i] = pair[i].Chunk.Blocks()
 		sums[i] = make([]float64, len(values[i]))
 	}
 	type squares struct{ f, diff, sumF, sumDiff, along float64 }
-	of := map[string]*squares{}
 	var kinds []string
-	for _, p := range m[0].Chunk.Params() {
-		if kind := parameterKind(p.Name); of[kind] == nil {
+	of := map[string]*squares{}
+	params := full.Chunk.Params()
+	kindOfParam := make([]*squares, len(params))
+	for i, p := range params {
+		kind := parameterKind(p.Name)
+		if of[kind] == nil {
 			of[kind] = &squares{}
 			kinds = append(kinds, kind)
 		}
+		kindOfParam[i] = of[kind]
 	}
 	var b batchBuffer
 	for n := range batches {
 		if err := src.Read(ctx, int64(n)*int64(batch), batch, &b.Batch); err != nil {
 			return nil, err
 		}
-		for i := range m {
-			if err := gradient(ctx, m[i].Chunk, b.micro(nil), n > 0); err != nil {
+		for i := range pair {
+			if err := pair[i].gradient(ctx, b.micro(nil), n > 0); err != nil {
 				return nil, err
 			}
 		}
 		at := 0
-		for _, p := range m[0].Chunk.Params() {
-			s := of[parameterKind(p.Name)]
+		for i, p := range params {
+			s := kindOfParam[i]
 			for j := at; j < at+p.Len(); j++ {
 				f, g := float64(values[0][j]), float64(values[1][j])
 				sums[0][j] += f
@@ -85,8 +93,8 @@ func CompareGradients(ctx context.Context, path string, recipe model.Recipe, src
 		}
 	}
 	at := 0
-	for _, p := range m[0].Chunk.Params() {
-		s := of[parameterKind(p.Name)]
+	for i, p := range params {
+		s := kindOfParam[i]
 		for j := at; j < at+p.Len(); j++ {
 			f, g := sums[0][j], sums[1][j]
 			s.sumF += f * f
@@ -115,9 +123,10 @@ func CompareGradients(ctx context.Context, path string, recipe model.Recipe, src
 	return out, nil
 }
 
-// gradient makes the gradient of one micro-batch, MTP modules left out.
-func gradient(ctx context.Context, c *model.Chunk, m model.Micro, same bool) error {
-	c.Bind([]model.Micro{m}, model.Settings{SameWeights: same})
+// gradient makes the gradient of one micro-batch.
+func (m *Model) gradient(ctx context.Context, micro model.Micro, same bool) error {
+	c := m.Chunk
+	c.Bind([]model.Micro{micro}, m.settings(same))
 	c.ZeroGrads()
 	if _, err := c.Forward(ctx, 0, nil); err != nil {
 		return err

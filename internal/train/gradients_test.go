@@ -3,6 +3,7 @@ package train
 import (
 	"math"
 	"path/filepath"
+	"strings"
 	"testing"
 
 	"moetor/configs"
@@ -13,7 +14,14 @@ import (
 // TestCompareGradients: nothing but zeros for FP32 itself; and for one kind of parameter in fp8 what its definition says.
 func TestCompareGradients(t *testing.T) {
 	dir, corpus := gradientRun(t)
-	same, err := CompareGradients(t.Context(), dir, model.Recipe{}, corpus, 2, 3)
+	load := func(r model.Recipe) *Model {
+		m, err := LoadModel(dir, r)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return m
+	}
+	same, err := load(model.Recipe{}).CompareGradients(t.Context(), corpus, 2, 3)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -22,21 +30,24 @@ func TestCompareGradients(t *testing.T) {
 			t.Errorf("FP32 against itself: %+v", e)
 		}
 	}
+	if _, err := load(model.Recipe{}).CompareGradients(t.Context(), corpus, 2, math.MaxInt/2+1); err == nil || !strings.Contains(err.Error(), "sequences") {
+		t.Errorf("more batches than there are numbers: %v", err)
+	}
+	if w := load(model.Recipe{}).settings(false).MTPWeight; w != 0.3 {
+		t.Errorf("MTP modules have weight %v, in their stage 0.3", w)
+	}
 
 	const batch, batches = 2, 3
 	recipe := configs.Precision{Recipe: "fp8", Promote: configs.DefaultPromote}.ModelRecipe()
 	var grads [2][batches][]float64 // of the head's weight
 	for i, r := range [2]model.Recipe{{}, recipe} {
-		m, err := LoadModel(dir, r)
-		if err != nil {
-			t.Fatal(err)
-		}
+		m := load(r)
 		for n := range batches {
 			var b batchBuffer
 			if err := corpus.Read(t.Context(), int64(n*batch), batch, &b.Batch); err != nil {
 				t.Fatal(err)
 			}
-			if err := gradient(t.Context(), m.Chunk, b.micro(nil), false); err != nil {
+			if err := m.gradient(t.Context(), b.micro(nil), false); err != nil {
 				t.Fatal(err)
 			}
 			for _, p := range m.Chunk.Params() {
@@ -81,7 +92,7 @@ func TestCompareGradients(t *testing.T) {
 	want := GradientError{Kind: "lm_head.weight", Error: math.Sqrt(diff / size),
 		Mean:  norm(values(0, func(_, j int) float64 { return mean(1, j) - mean(0, j) })) / norm(full),
 		Scale: along / math.Pow(norm(full), 2), Sampling: math.Sqrt(variance) / norm(full)}
-	got, err := CompareGradients(t.Context(), dir, recipe, corpus, batch, batches)
+	got, err := load(recipe).CompareGradients(t.Context(), corpus, batch, batches)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -19,6 +19,7 @@ type Model struct {
 	Dir       string // of the checkpoint
 	Run       *configs.Run
 	Meta      checkpoint.Meta
+	Stage     configs.Stage // in which the checkpoint was written
 	Chunk     *model.Chunk
 	Tokenizer data.Tokenizer
 }
@@ -66,6 +67,7 @@ func LoadModel(path string, recipe model.Recipe) (*Model, error) {
 	}
 	for _, st := range m.Run.Stages {
 		if st.Name == m.Meta.Stage {
+			m.Stage = st
 			_, needs, err := objective.New(st.Objective, st.Preference)
 			if err != nil {
 				return fail(err)
@@ -81,7 +83,7 @@ func LoadModel(path string, recipe model.Recipe) (*Model, error) {
 	if err := r.Check(wanted(m.Run.Model, true)); err != nil {
 		return fail(err)
 	}
-	m.Run.Model.Recipe, m.Run.Model.Recompute = recipe, nil // nothing is kept for a backward
+	m.Run.Model.Recipe, m.Run.Model.Recompute = recipe, nil // which changes no bit
 	if m.Chunk, err = model.New(m.Run.Model, model.Whole(m.Run.Model), m.Run.Run.Seed, nil); err != nil {
 		return fail(err)
 	}

@@ -1,6 +1,7 @@
 package train
 
 import (
+	"cmp"
 	"context"
 	"encoding/binary"
 	"encoding/json"
@@ -77,7 +78,8 @@ func (t *Trainer) refer(ctx context.Context, key string) error {
 		}
 		key = weights + "-" + s.train.Fingerprint() + t.recipeMark()
 	} else if mark := t.recipeMark(); !strings.HasSuffix(key, mark) || mark == "" && strings.Contains(key, recipeSign) {
-		t.note("precision.recipe=%s: the reference of stage %s was computed in another recipe, and the run goes on comparing with it", t.run.Precision.Recipe, s.cfg.Name)
+		t.note("precision.recipe=%s: the reference of stage %s was computed in another one, and the run goes on comparing with it",
+			cmp.Or(strings.TrimPrefix(mark, recipeSign), "fp32"), s.cfg.Name)
 	}
 	var found []byte
 	if t.root() {
