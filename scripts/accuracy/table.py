@@ -58,8 +58,34 @@ def main(out, plot):
                   f"{100 * (sum(val) / sum(valBase) - 1):+.3f} % |")
             if recipe != "bf16":
                 curves.setdefault(model, {})[recipe] = mean
+        against_both(model, recipes)
     if plot:
         draw(curves, plot)
+
+
+def against_both(model, recipes):
+    """Mean and standard error over seeds of the relative error against the mean of bf16 and bf16-reordered of the same seed."""
+    both = [recipes.get("bf16", {}), recipes.get("bf16-reordered", {})]
+    rows = []
+    for recipe in sorted(recipes):
+        seeds = sorted(s for s in recipes[recipe] if all(s in b for b in both))
+        if recipe.startswith("bf16") or len(seeds) < 2:
+            continue
+        errors = []
+        for s in seeds:
+            train, val = recipes[recipe][s]
+            base = [sum(v) / 2 for v in zip(*(smooth(b[s][0]) for b in both))]
+            rel = relative(smooth(train), base)
+            errors.append((sum(rel) / len(rel), 100 * (val[-1][1] / (sum(b[s][1][-1][1] for b in both) / 2) - 1)))
+        cells = []
+        for v in zip(*errors):
+            mean = sum(v) / len(v)
+            cells.append(f"{mean:+.2f} ± {(sum((x - mean) ** 2 for x in v) / (len(v) - 1) / len(v)) ** 0.5:.2f} %")
+        rows.append(f"| {recipe} | {len(seeds)} | {' | '.join(cells)} |")
+    if rows:
+        print(f"\n{model}, against the mean of both runs in bf16\n\n| recipe | seeds | training loss, mean | validation loss, last |\n"
+              "| --- | --- | --- | --- |")
+        print("\n".join(rows))
 
 
 def draw(curves, path):
