@@ -5,91 +5,55 @@
 #include "textflag.h"
 
 // func scaled14x32AVX512(k int, a *float32, b *float32, c *float32, ldc int, rowScale *float32, colScale *float32, accumulate bool)
-// Requires: AVX, AVX512F, MMX+
+// Requires: AVX, AVX512F, CMOV, MMX+
 TEXT ·scaled14x32AVX512(SB), NOSPLIT, $0-57
-	MOVQ k+0(FP), AX
-	MOVQ a+8(FP), CX
-	MOVQ b+16(FP), DX
-	MOVQ c+24(FP), BX
-	MOVQ ldc+32(FP), SI
-	SHLQ $0x02, SI
-
-	// Ask for the tile of C now, it is needed after the loop.
-	MOVQ       BX, DI
-	PREFETCHT0 (DI)
-	PREFETCHT0 124(DI)
-	ADDQ       SI, DI
-	PREFETCHT0 (DI)
-	PREFETCHT0 124(DI)
-	ADDQ       SI, DI
-	PREFETCHT0 (DI)
-	PREFETCHT0 124(DI)
-	ADDQ       SI, DI
-	PREFETCHT0 (DI)
-	PREFETCHT0 124(DI)
-	ADDQ       SI, DI
-	PREFETCHT0 (DI)
-	PREFETCHT0 124(DI)
-	ADDQ       SI, DI
-	PREFETCHT0 (DI)
-	PREFETCHT0 124(DI)
-	ADDQ       SI, DI
-	PREFETCHT0 (DI)
-	PREFETCHT0 124(DI)
-	ADDQ       SI, DI
-	PREFETCHT0 (DI)
-	PREFETCHT0 124(DI)
-	ADDQ       SI, DI
-	PREFETCHT0 (DI)
-	PREFETCHT0 124(DI)
-	ADDQ       SI, DI
-	PREFETCHT0 (DI)
-	PREFETCHT0 124(DI)
-	ADDQ       SI, DI
-	PREFETCHT0 (DI)
-	PREFETCHT0 124(DI)
-	ADDQ       SI, DI
-	PREFETCHT0 (DI)
-	PREFETCHT0 124(DI)
-	ADDQ       SI, DI
-	PREFETCHT0 (DI)
-	PREFETCHT0 124(DI)
-	ADDQ       SI, DI
-	PREFETCHT0 (DI)
-	PREFETCHT0 124(DI)
-	VPXORD     Z0, Z0, Z0
-	VPXORD     Z1, Z1, Z1
-	VPXORD     Z2, Z2, Z2
-	VPXORD     Z3, Z3, Z3
-	VPXORD     Z4, Z4, Z4
-	VPXORD     Z5, Z5, Z5
-	VPXORD     Z6, Z6, Z6
-	VPXORD     Z7, Z7, Z7
-	VPXORD     Z8, Z8, Z8
-	VPXORD     Z9, Z9, Z9
-	VPXORD     Z10, Z10, Z10
-	VPXORD     Z11, Z11, Z11
-	VPXORD     Z12, Z12, Z12
-	VPXORD     Z13, Z13, Z13
-	VPXORD     Z14, Z14, Z14
-	VPXORD     Z15, Z15, Z15
-	VPXORD     Z16, Z16, Z16
-	VPXORD     Z17, Z17, Z17
-	VPXORD     Z18, Z18, Z18
-	VPXORD     Z19, Z19, Z19
-	VPXORD     Z20, Z20, Z20
-	VPXORD     Z21, Z21, Z21
-	VPXORD     Z22, Z22, Z22
-	VPXORD     Z23, Z23, Z23
-	VPXORD     Z24, Z24, Z24
-	VPXORD     Z25, Z25, Z25
-	VPXORD     Z26, Z26, Z26
-	VPXORD     Z27, Z27, Z27
-	MOVQ       AX, DI
-	SHRQ       $0x02, DI
-	JZ         tail
+	MOVQ   k+0(FP), AX
+	MOVQ   a+8(FP), CX
+	MOVQ   b+16(FP), DX
+	MOVQ   c+24(FP), BX
+	MOVQ   ldc+32(FP), SI
+	SHLQ   $0x02, SI
+	MOVQ   BX, DI
+	IMUL3Q $0x0d, SI, R8
+	ADDQ   BX, R8
+	VPXORD Z0, Z0, Z0
+	VPXORD Z1, Z1, Z1
+	VPXORD Z2, Z2, Z2
+	VPXORD Z3, Z3, Z3
+	VPXORD Z4, Z4, Z4
+	VPXORD Z5, Z5, Z5
+	VPXORD Z6, Z6, Z6
+	VPXORD Z7, Z7, Z7
+	VPXORD Z8, Z8, Z8
+	VPXORD Z9, Z9, Z9
+	VPXORD Z10, Z10, Z10
+	VPXORD Z11, Z11, Z11
+	VPXORD Z12, Z12, Z12
+	VPXORD Z13, Z13, Z13
+	VPXORD Z14, Z14, Z14
+	VPXORD Z15, Z15, Z15
+	VPXORD Z16, Z16, Z16
+	VPXORD Z17, Z17, Z17
+	VPXORD Z18, Z18, Z18
+	VPXORD Z19, Z19, Z19
+	VPXORD Z20, Z20, Z20
+	VPXORD Z21, Z21, Z21
+	VPXORD Z22, Z22, Z22
+	VPXORD Z23, Z23, Z23
+	VPXORD Z24, Z24, Z24
+	VPXORD Z25, Z25, Z25
+	VPXORD Z26, Z26, Z26
+	VPXORD Z27, Z27, Z27
+	MOVQ   AX, R9
+	SHRQ   $0x02, R9
+	JZ     tail
 
 loop:
+	PREFETCHT0   (DI)
+	PREFETCHT0   124(DI)
+	ADDQ         SI, DI
+	CMPQ         DI, R8
+	CMOVQHI      R8, DI
 	VMOVUPS      (DX), Z28
 	VMOVUPS      64(DX), Z29
 	VBROADCASTSS (CX), Z30
@@ -268,7 +232,7 @@ loop:
 	VFMADD231PS  Z31, Z29, Z27
 	ADDQ         $0x10, CX
 	ADDQ         $0x00000200, DX
-	DECQ         DI
+	DECQ         R9
 	JNZ          loop
 
 tail:
@@ -563,61 +527,43 @@ overwrite:
 	RET
 
 // func scaled8x32AVX512(k int, a *float32, b *float32, c *float32, ldc int, rowScale *float32, colScale *float32, accumulate bool)
-// Requires: AVX, AVX512F, MMX+
+// Requires: AVX, AVX512F, CMOV, MMX+
 TEXT ·scaled8x32AVX512(SB), NOSPLIT, $0-57
-	MOVQ k+0(FP), AX
-	MOVQ a+8(FP), CX
-	MOVQ b+16(FP), DX
-	MOVQ c+24(FP), BX
-	MOVQ ldc+32(FP), SI
-	SHLQ $0x02, SI
-
-	// Ask for the tile of C now, it is needed after the loop.
-	MOVQ       BX, DI
-	PREFETCHT0 (DI)
-	PREFETCHT0 124(DI)
-	ADDQ       SI, DI
-	PREFETCHT0 (DI)
-	PREFETCHT0 124(DI)
-	ADDQ       SI, DI
-	PREFETCHT0 (DI)
-	PREFETCHT0 124(DI)
-	ADDQ       SI, DI
-	PREFETCHT0 (DI)
-	PREFETCHT0 124(DI)
-	ADDQ       SI, DI
-	PREFETCHT0 (DI)
-	PREFETCHT0 124(DI)
-	ADDQ       SI, DI
-	PREFETCHT0 (DI)
-	PREFETCHT0 124(DI)
-	ADDQ       SI, DI
-	PREFETCHT0 (DI)
-	PREFETCHT0 124(DI)
-	ADDQ       SI, DI
-	PREFETCHT0 (DI)
-	PREFETCHT0 124(DI)
-	VPXORD     Z0, Z0, Z0
-	VPXORD     Z1, Z1, Z1
-	VPXORD     Z2, Z2, Z2
-	VPXORD     Z3, Z3, Z3
-	VPXORD     Z4, Z4, Z4
-	VPXORD     Z5, Z5, Z5
-	VPXORD     Z6, Z6, Z6
-	VPXORD     Z7, Z7, Z7
-	VPXORD     Z8, Z8, Z8
-	VPXORD     Z9, Z9, Z9
-	VPXORD     Z10, Z10, Z10
-	VPXORD     Z11, Z11, Z11
-	VPXORD     Z12, Z12, Z12
-	VPXORD     Z13, Z13, Z13
-	VPXORD     Z14, Z14, Z14
-	VPXORD     Z15, Z15, Z15
-	MOVQ       AX, DI
-	SHRQ       $0x02, DI
-	JZ         tail
+	MOVQ   k+0(FP), AX
+	MOVQ   a+8(FP), CX
+	MOVQ   b+16(FP), DX
+	MOVQ   c+24(FP), BX
+	MOVQ   ldc+32(FP), SI
+	SHLQ   $0x02, SI
+	MOVQ   BX, DI
+	IMUL3Q $0x07, SI, R8
+	ADDQ   BX, R8
+	VPXORD Z0, Z0, Z0
+	VPXORD Z1, Z1, Z1
+	VPXORD Z2, Z2, Z2
+	VPXORD Z3, Z3, Z3
+	VPXORD Z4, Z4, Z4
+	VPXORD Z5, Z5, Z5
+	VPXORD Z6, Z6, Z6
+	VPXORD Z7, Z7, Z7
+	VPXORD Z8, Z8, Z8
+	VPXORD Z9, Z9, Z9
+	VPXORD Z10, Z10, Z10
+	VPXORD Z11, Z11, Z11
+	VPXORD Z12, Z12, Z12
+	VPXORD Z13, Z13, Z13
+	VPXORD Z14, Z14, Z14
+	VPXORD Z15, Z15, Z15
+	MOVQ   AX, R9
+	SHRQ   $0x02, R9
+	JZ     tail
 
 loop:
+	PREFETCHT0   (DI)
+	PREFETCHT0   124(DI)
+	ADDQ         SI, DI
+	CMPQ         DI, R8
+	CMOVQHI      R8, DI
 	VMOVUPS      (DX), Z16
 	VMOVUPS      64(DX), Z17
 	VBROADCASTSS (CX), Z18
@@ -724,7 +670,7 @@ loop:
 	VFMADD231PS  Z19, Z17, Z15
 	ADDQ         $0x10, CX
 	ADDQ         $0x00000200, DX
-	DECQ         DI
+	DECQ         R9
 	JNZ          loop
 
 tail:
@@ -905,41 +851,35 @@ overwrite:
 	RET
 
 // func scaled4x32AVX512(k int, a *float32, b *float32, c *float32, ldc int, rowScale *float32, colScale *float32, accumulate bool)
-// Requires: AVX, AVX512F, MMX+
+// Requires: AVX, AVX512F, CMOV, MMX+
 TEXT ·scaled4x32AVX512(SB), NOSPLIT, $0-57
-	MOVQ k+0(FP), AX
-	MOVQ a+8(FP), CX
-	MOVQ b+16(FP), DX
-	MOVQ c+24(FP), BX
-	MOVQ ldc+32(FP), SI
-	SHLQ $0x02, SI
-
-	// Ask for the tile of C now, it is needed after the loop.
-	MOVQ       BX, DI
-	PREFETCHT0 (DI)
-	PREFETCHT0 124(DI)
-	ADDQ       SI, DI
-	PREFETCHT0 (DI)
-	PREFETCHT0 124(DI)
-	ADDQ       SI, DI
-	PREFETCHT0 (DI)
-	PREFETCHT0 124(DI)
-	ADDQ       SI, DI
-	PREFETCHT0 (DI)
-	PREFETCHT0 124(DI)
-	VPXORD     Z0, Z0, Z0
-	VPXORD     Z1, Z1, Z1
-	VPXORD     Z2, Z2, Z2
-	VPXORD     Z3, Z3, Z3
-	VPXORD     Z4, Z4, Z4
-	VPXORD     Z5, Z5, Z5
-	VPXORD     Z6, Z6, Z6
-	VPXORD     Z7, Z7, Z7
-	MOVQ       AX, DI
-	SHRQ       $0x02, DI
-	JZ         tail
+	MOVQ   k+0(FP), AX
+	MOVQ   a+8(FP), CX
+	MOVQ   b+16(FP), DX
+	MOVQ   c+24(FP), BX
+	MOVQ   ldc+32(FP), SI
+	SHLQ   $0x02, SI
+	MOVQ   BX, DI
+	IMUL3Q $0x03, SI, R8
+	ADDQ   BX, R8
+	VPXORD Z0, Z0, Z0
+	VPXORD Z1, Z1, Z1
+	VPXORD Z2, Z2, Z2
+	VPXORD Z3, Z3, Z3
+	VPXORD Z4, Z4, Z4
+	VPXORD Z5, Z5, Z5
+	VPXORD Z6, Z6, Z6
+	VPXORD Z7, Z7, Z7
+	MOVQ   AX, R9
+	SHRQ   $0x02, R9
+	JZ     tail
 
 loop:
+	PREFETCHT0   (DI)
+	PREFETCHT0   124(DI)
+	ADDQ         SI, DI
+	CMPQ         DI, R8
+	CMOVQHI      R8, DI
 	VMOVUPS      (DX), Z8
 	VMOVUPS      64(DX), Z9
 	VBROADCASTSS (CX), Z10
@@ -998,7 +938,7 @@ loop:
 	VFMADD231PS  Z11, Z9, Z7
 	ADDQ         $0x10, CX
 	ADDQ         $0x00000200, DX
-	DECQ         DI
+	DECQ         R9
 	JNZ          loop
 
 tail:
@@ -1103,31 +1043,31 @@ overwrite:
 	RET
 
 // func scaled2x32AVX512(k int, a *float32, b *float32, c *float32, ldc int, rowScale *float32, colScale *float32, accumulate bool)
-// Requires: AVX, AVX512F, MMX+
+// Requires: AVX, AVX512F, CMOV, MMX+
 TEXT ·scaled2x32AVX512(SB), NOSPLIT, $0-57
-	MOVQ k+0(FP), AX
-	MOVQ a+8(FP), CX
-	MOVQ b+16(FP), DX
-	MOVQ c+24(FP), BX
-	MOVQ ldc+32(FP), SI
-	SHLQ $0x02, SI
-
-	// Ask for the tile of C now, it is needed after the loop.
-	MOVQ       BX, DI
-	PREFETCHT0 (DI)
-	PREFETCHT0 124(DI)
-	ADDQ       SI, DI
-	PREFETCHT0 (DI)
-	PREFETCHT0 124(DI)
-	VPXORD     Z0, Z0, Z0
-	VPXORD     Z1, Z1, Z1
-	VPXORD     Z2, Z2, Z2
-	VPXORD     Z3, Z3, Z3
-	MOVQ       AX, DI
-	SHRQ       $0x02, DI
-	JZ         tail
+	MOVQ   k+0(FP), AX
+	MOVQ   a+8(FP), CX
+	MOVQ   b+16(FP), DX
+	MOVQ   c+24(FP), BX
+	MOVQ   ldc+32(FP), SI
+	SHLQ   $0x02, SI
+	MOVQ   BX, DI
+	IMUL3Q $0x01, SI, R8
+	ADDQ   BX, R8
+	VPXORD Z0, Z0, Z0
+	VPXORD Z1, Z1, Z1
+	VPXORD Z2, Z2, Z2
+	VPXORD Z3, Z3, Z3
+	MOVQ   AX, R9
+	SHRQ   $0x02, R9
+	JZ     tail
 
 loop:
+	PREFETCHT0   (DI)
+	PREFETCHT0   124(DI)
+	ADDQ         SI, DI
+	CMPQ         DI, R8
+	CMOVQHI      R8, DI
 	VMOVUPS      (DX), Z4
 	VMOVUPS      64(DX), Z5
 	VBROADCASTSS (CX), Z6
@@ -1162,7 +1102,7 @@ loop:
 	VFMADD231PS  Z7, Z5, Z3
 	ADDQ         $0x10, CX
 	ADDQ         $0x00000200, DX
-	DECQ         DI
+	DECQ         R9
 	JNZ          loop
 
 tail:
@@ -1229,26 +1169,29 @@ overwrite:
 	RET
 
 // func scaled1x32AVX512(k int, a *float32, b *float32, c *float32, ldc int, rowScale *float32, colScale *float32, accumulate bool)
-// Requires: AVX, AVX512F, MMX+
+// Requires: AVX, AVX512F, CMOV, MMX+
 TEXT ·scaled1x32AVX512(SB), NOSPLIT, $0-57
-	MOVQ k+0(FP), AX
-	MOVQ a+8(FP), CX
-	MOVQ b+16(FP), DX
-	MOVQ c+24(FP), BX
-	MOVQ ldc+32(FP), SI
-	SHLQ $0x02, SI
-
-	// Ask for the tile of C now, it is needed after the loop.
-	MOVQ       BX, SI
-	PREFETCHT0 (SI)
-	PREFETCHT0 124(SI)
-	VPXORD     Z0, Z0, Z0
-	VPXORD     Z1, Z1, Z1
-	MOVQ       AX, SI
-	SHRQ       $0x02, SI
-	JZ         tail
+	MOVQ   k+0(FP), AX
+	MOVQ   a+8(FP), CX
+	MOVQ   b+16(FP), DX
+	MOVQ   c+24(FP), BX
+	MOVQ   ldc+32(FP), SI
+	SHLQ   $0x02, SI
+	MOVQ   BX, DI
+	IMUL3Q $0x00, SI, R8
+	ADDQ   BX, R8
+	VPXORD Z0, Z0, Z0
+	VPXORD Z1, Z1, Z1
+	MOVQ   AX, R9
+	SHRQ   $0x02, R9
+	JZ     tail
 
 loop:
+	PREFETCHT0   (DI)
+	PREFETCHT0   124(DI)
+	ADDQ         SI, DI
+	CMPQ         DI, R8
+	CMOVQHI      R8, DI
 	VMOVUPS      (DX), Z2
 	VMOVUPS      64(DX), Z3
 	VBROADCASTSS (CX), Z4
@@ -1271,7 +1214,7 @@ loop:
 	VFMADD231PS  Z4, Z3, Z1
 	ADDQ         $0x10, CX
 	ADDQ         $0x00000200, DX
-	DECQ         SI
+	DECQ         R9
 	JNZ          loop
 
 tail:
@@ -1319,45 +1262,38 @@ overwrite:
 	RET
 
 // func scaled6x16AVX2(k int, a *float32, b *float32, c *float32, ldc int, rowScale *float32, colScale *float32, accumulate bool)
-// Requires: AVX, FMA3, MMX+
+// Requires: AVX, CMOV, FMA3, MMX+
 TEXT ·scaled6x16AVX2(SB), NOSPLIT, $0-57
-	MOVQ k+0(FP), AX
-	MOVQ a+8(FP), CX
-	MOVQ b+16(FP), DX
-	MOVQ c+24(FP), BX
-	MOVQ ldc+32(FP), SI
-	SHLQ $0x02, SI
-
-	// Ask for the tile of C now, it is needed after the loop.
-	MOVQ       BX, DI
-	PREFETCHT0 (DI)
-	ADDQ       SI, DI
-	PREFETCHT0 (DI)
-	ADDQ       SI, DI
-	PREFETCHT0 (DI)
-	ADDQ       SI, DI
-	PREFETCHT0 (DI)
-	ADDQ       SI, DI
-	PREFETCHT0 (DI)
-	ADDQ       SI, DI
-	PREFETCHT0 (DI)
-	VXORPS     Y0, Y0, Y0
-	VXORPS     Y1, Y1, Y1
-	VXORPS     Y2, Y2, Y2
-	VXORPS     Y3, Y3, Y3
-	VXORPS     Y4, Y4, Y4
-	VXORPS     Y5, Y5, Y5
-	VXORPS     Y6, Y6, Y6
-	VXORPS     Y7, Y7, Y7
-	VXORPS     Y8, Y8, Y8
-	VXORPS     Y9, Y9, Y9
-	VXORPS     Y10, Y10, Y10
-	VXORPS     Y11, Y11, Y11
-	MOVQ       AX, DI
-	SHRQ       $0x02, DI
-	JZ         tail
+	MOVQ   k+0(FP), AX
+	MOVQ   a+8(FP), CX
+	MOVQ   b+16(FP), DX
+	MOVQ   c+24(FP), BX
+	MOVQ   ldc+32(FP), SI
+	SHLQ   $0x02, SI
+	MOVQ   BX, DI
+	IMUL3Q $0x05, SI, R8
+	ADDQ   BX, R8
+	VXORPS Y0, Y0, Y0
+	VXORPS Y1, Y1, Y1
+	VXORPS Y2, Y2, Y2
+	VXORPS Y3, Y3, Y3
+	VXORPS Y4, Y4, Y4
+	VXORPS Y5, Y5, Y5
+	VXORPS Y6, Y6, Y6
+	VXORPS Y7, Y7, Y7
+	VXORPS Y8, Y8, Y8
+	VXORPS Y9, Y9, Y9
+	VXORPS Y10, Y10, Y10
+	VXORPS Y11, Y11, Y11
+	MOVQ   AX, R9
+	SHRQ   $0x02, R9
+	JZ     tail
 
 loop:
+	PREFETCHT0   (DI)
+	ADDQ         SI, DI
+	CMPQ         DI, R8
+	CMOVQHI      R8, DI
 	VMOVUPS      (DX), Y12
 	VMOVUPS      32(DX), Y13
 	VBROADCASTSS (CX), Y14
@@ -1440,7 +1376,7 @@ loop:
 	VFMADD231PS  Y15, Y13, Y11
 	ADDQ         $0x10, CX
 	ADDQ         $0x00000200, DX
-	DECQ         DI
+	DECQ         R9
 	JNZ          loop
 
 tail:
@@ -1583,37 +1519,34 @@ overwrite:
 	RET
 
 // func scaled4x16AVX2(k int, a *float32, b *float32, c *float32, ldc int, rowScale *float32, colScale *float32, accumulate bool)
-// Requires: AVX, FMA3, MMX+
+// Requires: AVX, CMOV, FMA3, MMX+
 TEXT ·scaled4x16AVX2(SB), NOSPLIT, $0-57
-	MOVQ k+0(FP), AX
-	MOVQ a+8(FP), CX
-	MOVQ b+16(FP), DX
-	MOVQ c+24(FP), BX
-	MOVQ ldc+32(FP), SI
-	SHLQ $0x02, SI
-
-	// Ask for the tile of C now, it is needed after the loop.
-	MOVQ       BX, DI
-	PREFETCHT0 (DI)
-	ADDQ       SI, DI
-	PREFETCHT0 (DI)
-	ADDQ       SI, DI
-	PREFETCHT0 (DI)
-	ADDQ       SI, DI
-	PREFETCHT0 (DI)
-	VXORPS     Y0, Y0, Y0
-	VXORPS     Y1, Y1, Y1
-	VXORPS     Y2, Y2, Y2
-	VXORPS     Y3, Y3, Y3
-	VXORPS     Y4, Y4, Y4
-	VXORPS     Y5, Y5, Y5
-	VXORPS     Y6, Y6, Y6
-	VXORPS     Y7, Y7, Y7
-	MOVQ       AX, DI
-	SHRQ       $0x02, DI
-	JZ         tail
+	MOVQ   k+0(FP), AX
+	MOVQ   a+8(FP), CX
+	MOVQ   b+16(FP), DX
+	MOVQ   c+24(FP), BX
+	MOVQ   ldc+32(FP), SI
+	SHLQ   $0x02, SI
+	MOVQ   BX, DI
+	IMUL3Q $0x03, SI, R8
+	ADDQ   BX, R8
+	VXORPS Y0, Y0, Y0
+	VXORPS Y1, Y1, Y1
+	VXORPS Y2, Y2, Y2
+	VXORPS Y3, Y3, Y3
+	VXORPS Y4, Y4, Y4
+	VXORPS Y5, Y5, Y5
+	VXORPS Y6, Y6, Y6
+	VXORPS Y7, Y7, Y7
+	MOVQ   AX, R9
+	SHRQ   $0x02, R9
+	JZ     tail
 
 loop:
+	PREFETCHT0   (DI)
+	ADDQ         SI, DI
+	CMPQ         DI, R8
+	CMOVQHI      R8, DI
 	VMOVUPS      (DX), Y8
 	VMOVUPS      32(DX), Y9
 	VBROADCASTSS (CX), Y10
@@ -1672,7 +1605,7 @@ loop:
 	VFMADD231PS  Y11, Y9, Y7
 	ADDQ         $0x10, CX
 	ADDQ         $0x00000200, DX
-	DECQ         DI
+	DECQ         R9
 	JNZ          loop
 
 tail:
@@ -1777,29 +1710,30 @@ overwrite:
 	RET
 
 // func scaled2x16AVX2(k int, a *float32, b *float32, c *float32, ldc int, rowScale *float32, colScale *float32, accumulate bool)
-// Requires: AVX, FMA3, MMX+
+// Requires: AVX, CMOV, FMA3, MMX+
 TEXT ·scaled2x16AVX2(SB), NOSPLIT, $0-57
-	MOVQ k+0(FP), AX
-	MOVQ a+8(FP), CX
-	MOVQ b+16(FP), DX
-	MOVQ c+24(FP), BX
-	MOVQ ldc+32(FP), SI
-	SHLQ $0x02, SI
-
-	// Ask for the tile of C now, it is needed after the loop.
-	MOVQ       BX, DI
-	PREFETCHT0 (DI)
-	ADDQ       SI, DI
-	PREFETCHT0 (DI)
-	VXORPS     Y0, Y0, Y0
-	VXORPS     Y1, Y1, Y1
-	VXORPS     Y2, Y2, Y2
-	VXORPS     Y3, Y3, Y3
-	MOVQ       AX, DI
-	SHRQ       $0x02, DI
-	JZ         tail
+	MOVQ   k+0(FP), AX
+	MOVQ   a+8(FP), CX
+	MOVQ   b+16(FP), DX
+	MOVQ   c+24(FP), BX
+	MOVQ   ldc+32(FP), SI
+	SHLQ   $0x02, SI
+	MOVQ   BX, DI
+	IMUL3Q $0x01, SI, R8
+	ADDQ   BX, R8
+	VXORPS Y0, Y0, Y0
+	VXORPS Y1, Y1, Y1
+	VXORPS Y2, Y2, Y2
+	VXORPS Y3, Y3, Y3
+	MOVQ   AX, R9
+	SHRQ   $0x02, R9
+	JZ     tail
 
 loop:
+	PREFETCHT0   (DI)
+	ADDQ         SI, DI
+	CMPQ         DI, R8
+	CMOVQHI      R8, DI
 	VMOVUPS      (DX), Y4
 	VMOVUPS      32(DX), Y5
 	VBROADCASTSS (CX), Y6
@@ -1834,7 +1768,7 @@ loop:
 	VFMADD231PS  Y7, Y5, Y3
 	ADDQ         $0x10, CX
 	ADDQ         $0x00000200, DX
-	DECQ         DI
+	DECQ         R9
 	JNZ          loop
 
 tail:
@@ -1901,25 +1835,28 @@ overwrite:
 	RET
 
 // func scaled1x16AVX2(k int, a *float32, b *float32, c *float32, ldc int, rowScale *float32, colScale *float32, accumulate bool)
-// Requires: AVX, FMA3, MMX+
+// Requires: AVX, CMOV, FMA3, MMX+
 TEXT ·scaled1x16AVX2(SB), NOSPLIT, $0-57
-	MOVQ k+0(FP), AX
-	MOVQ a+8(FP), CX
-	MOVQ b+16(FP), DX
-	MOVQ c+24(FP), BX
-	MOVQ ldc+32(FP), SI
-	SHLQ $0x02, SI
-
-	// Ask for the tile of C now, it is needed after the loop.
-	MOVQ       BX, SI
-	PREFETCHT0 (SI)
-	VXORPS     Y0, Y0, Y0
-	VXORPS     Y1, Y1, Y1
-	MOVQ       AX, SI
-	SHRQ       $0x02, SI
-	JZ         tail
+	MOVQ   k+0(FP), AX
+	MOVQ   a+8(FP), CX
+	MOVQ   b+16(FP), DX
+	MOVQ   c+24(FP), BX
+	MOVQ   ldc+32(FP), SI
+	SHLQ   $0x02, SI
+	MOVQ   BX, DI
+	IMUL3Q $0x00, SI, R8
+	ADDQ   BX, R8
+	VXORPS Y0, Y0, Y0
+	VXORPS Y1, Y1, Y1
+	MOVQ   AX, R9
+	SHRQ   $0x02, R9
+	JZ     tail
 
 loop:
+	PREFETCHT0   (DI)
+	ADDQ         SI, DI
+	CMPQ         DI, R8
+	CMOVQHI      R8, DI
 	VMOVUPS      (DX), Y2
 	VMOVUPS      32(DX), Y3
 	VBROADCASTSS (CX), Y4
@@ -1942,7 +1879,7 @@ loop:
 	VFMADD231PS  Y4, Y3, Y1
 	ADDQ         $0x10, CX
 	ADDQ         $0x00000200, DX
-	DECQ         SI
+	DECQ         R9
 	JNZ          loop
 
 tail:
@@ -1990,63 +1927,40 @@ overwrite:
 	RET
 
 // func scaled14x16AVX512(k int, a *float32, b *float32, c *float32, ldc int, rowScale *float32, colScale *float32, accumulate bool)
-// Requires: AVX, AVX512F, MMX+
+// Requires: AVX, AVX512F, CMOV, MMX+
 TEXT ·scaled14x16AVX512(SB), NOSPLIT, $0-57
-	MOVQ k+0(FP), AX
-	MOVQ a+8(FP), CX
-	MOVQ b+16(FP), DX
-	MOVQ c+24(FP), BX
-	MOVQ ldc+32(FP), SI
-	SHLQ $0x02, SI
-
-	// Ask for the tile of C now, it is needed after the loop.
-	MOVQ       BX, DI
-	PREFETCHT0 (DI)
-	ADDQ       SI, DI
-	PREFETCHT0 (DI)
-	ADDQ       SI, DI
-	PREFETCHT0 (DI)
-	ADDQ       SI, DI
-	PREFETCHT0 (DI)
-	ADDQ       SI, DI
-	PREFETCHT0 (DI)
-	ADDQ       SI, DI
-	PREFETCHT0 (DI)
-	ADDQ       SI, DI
-	PREFETCHT0 (DI)
-	ADDQ       SI, DI
-	PREFETCHT0 (DI)
-	ADDQ       SI, DI
-	PREFETCHT0 (DI)
-	ADDQ       SI, DI
-	PREFETCHT0 (DI)
-	ADDQ       SI, DI
-	PREFETCHT0 (DI)
-	ADDQ       SI, DI
-	PREFETCHT0 (DI)
-	ADDQ       SI, DI
-	PREFETCHT0 (DI)
-	ADDQ       SI, DI
-	PREFETCHT0 (DI)
-	VPXORD     Z0, Z0, Z0
-	VPXORD     Z1, Z1, Z1
-	VPXORD     Z2, Z2, Z2
-	VPXORD     Z3, Z3, Z3
-	VPXORD     Z4, Z4, Z4
-	VPXORD     Z5, Z5, Z5
-	VPXORD     Z6, Z6, Z6
-	VPXORD     Z7, Z7, Z7
-	VPXORD     Z8, Z8, Z8
-	VPXORD     Z9, Z9, Z9
-	VPXORD     Z10, Z10, Z10
-	VPXORD     Z11, Z11, Z11
-	VPXORD     Z12, Z12, Z12
-	VPXORD     Z13, Z13, Z13
-	MOVQ       AX, DI
-	SHRQ       $0x02, DI
-	JZ         tail
+	MOVQ   k+0(FP), AX
+	MOVQ   a+8(FP), CX
+	MOVQ   b+16(FP), DX
+	MOVQ   c+24(FP), BX
+	MOVQ   ldc+32(FP), SI
+	SHLQ   $0x02, SI
+	MOVQ   BX, DI
+	IMUL3Q $0x0d, SI, R8
+	ADDQ   BX, R8
+	VPXORD Z0, Z0, Z0
+	VPXORD Z1, Z1, Z1
+	VPXORD Z2, Z2, Z2
+	VPXORD Z3, Z3, Z3
+	VPXORD Z4, Z4, Z4
+	VPXORD Z5, Z5, Z5
+	VPXORD Z6, Z6, Z6
+	VPXORD Z7, Z7, Z7
+	VPXORD Z8, Z8, Z8
+	VPXORD Z9, Z9, Z9
+	VPXORD Z10, Z10, Z10
+	VPXORD Z11, Z11, Z11
+	VPXORD Z12, Z12, Z12
+	VPXORD Z13, Z13, Z13
+	MOVQ   AX, R9
+	SHRQ   $0x02, R9
+	JZ     tail
 
 loop:
+	PREFETCHT0   (DI)
+	ADDQ         SI, DI
+	CMPQ         DI, R8
+	CMOVQHI      R8, DI
 	VMOVUPS      (DX), Z14
 	VBROADCASTSS (CX), Z15
 	VFMADD231PS  Z15, Z14, Z0
@@ -2165,7 +2079,7 @@ loop:
 	VFMADD231PS  Z16, Z14, Z13
 	ADDQ         $0x10, CX
 	ADDQ         $0x00000200, DX
-	DECQ         DI
+	DECQ         R9
 	JNZ          loop
 
 tail:
@@ -2360,45 +2274,34 @@ overwrite:
 	RET
 
 // func scaled8x16AVX512(k int, a *float32, b *float32, c *float32, ldc int, rowScale *float32, colScale *float32, accumulate bool)
-// Requires: AVX, AVX512F, MMX+
+// Requires: AVX, AVX512F, CMOV, MMX+
 TEXT ·scaled8x16AVX512(SB), NOSPLIT, $0-57
-	MOVQ k+0(FP), AX
-	MOVQ a+8(FP), CX
-	MOVQ b+16(FP), DX
-	MOVQ c+24(FP), BX
-	MOVQ ldc+32(FP), SI
-	SHLQ $0x02, SI
-
-	// Ask for the tile of C now, it is needed after the loop.
-	MOVQ       BX, DI
-	PREFETCHT0 (DI)
-	ADDQ       SI, DI
-	PREFETCHT0 (DI)
-	ADDQ       SI, DI
-	PREFETCHT0 (DI)
-	ADDQ       SI, DI
-	PREFETCHT0 (DI)
-	ADDQ       SI, DI
-	PREFETCHT0 (DI)
-	ADDQ       SI, DI
-	PREFETCHT0 (DI)
-	ADDQ       SI, DI
-	PREFETCHT0 (DI)
-	ADDQ       SI, DI
-	PREFETCHT0 (DI)
-	VPXORD     Z0, Z0, Z0
-	VPXORD     Z1, Z1, Z1
-	VPXORD     Z2, Z2, Z2
-	VPXORD     Z3, Z3, Z3
-	VPXORD     Z4, Z4, Z4
-	VPXORD     Z5, Z5, Z5
-	VPXORD     Z6, Z6, Z6
-	VPXORD     Z7, Z7, Z7
-	MOVQ       AX, DI
-	SHRQ       $0x02, DI
-	JZ         tail
+	MOVQ   k+0(FP), AX
+	MOVQ   a+8(FP), CX
+	MOVQ   b+16(FP), DX
+	MOVQ   c+24(FP), BX
+	MOVQ   ldc+32(FP), SI
+	SHLQ   $0x02, SI
+	MOVQ   BX, DI
+	IMUL3Q $0x07, SI, R8
+	ADDQ   BX, R8
+	VPXORD Z0, Z0, Z0
+	VPXORD Z1, Z1, Z1
+	VPXORD Z2, Z2, Z2
+	VPXORD Z3, Z3, Z3
+	VPXORD Z4, Z4, Z4
+	VPXORD Z5, Z5, Z5
+	VPXORD Z6, Z6, Z6
+	VPXORD Z7, Z7, Z7
+	MOVQ   AX, R9
+	SHRQ   $0x02, R9
+	JZ     tail
 
 loop:
+	PREFETCHT0   (DI)
+	ADDQ         SI, DI
+	CMPQ         DI, R8
+	CMOVQHI      R8, DI
 	VMOVUPS      (DX), Z8
 	VBROADCASTSS (CX), Z9
 	VFMADD231PS  Z9, Z8, Z0
@@ -2469,7 +2372,7 @@ loop:
 	VFMADD231PS  Z10, Z8, Z7
 	ADDQ         $0x10, CX
 	ADDQ         $0x00000200, DX
-	DECQ         DI
+	DECQ         R9
 	JNZ          loop
 
 tail:
@@ -2592,33 +2495,30 @@ overwrite:
 	RET
 
 // func scaled4x16AVX512(k int, a *float32, b *float32, c *float32, ldc int, rowScale *float32, colScale *float32, accumulate bool)
-// Requires: AVX, AVX512F, MMX+
+// Requires: AVX, AVX512F, CMOV, MMX+
 TEXT ·scaled4x16AVX512(SB), NOSPLIT, $0-57
-	MOVQ k+0(FP), AX
-	MOVQ a+8(FP), CX
-	MOVQ b+16(FP), DX
-	MOVQ c+24(FP), BX
-	MOVQ ldc+32(FP), SI
-	SHLQ $0x02, SI
-
-	// Ask for the tile of C now, it is needed after the loop.
-	MOVQ       BX, DI
-	PREFETCHT0 (DI)
-	ADDQ       SI, DI
-	PREFETCHT0 (DI)
-	ADDQ       SI, DI
-	PREFETCHT0 (DI)
-	ADDQ       SI, DI
-	PREFETCHT0 (DI)
-	VPXORD     Z0, Z0, Z0
-	VPXORD     Z1, Z1, Z1
-	VPXORD     Z2, Z2, Z2
-	VPXORD     Z3, Z3, Z3
-	MOVQ       AX, DI
-	SHRQ       $0x02, DI
-	JZ         tail
+	MOVQ   k+0(FP), AX
+	MOVQ   a+8(FP), CX
+	MOVQ   b+16(FP), DX
+	MOVQ   c+24(FP), BX
+	MOVQ   ldc+32(FP), SI
+	SHLQ   $0x02, SI
+	MOVQ   BX, DI
+	IMUL3Q $0x03, SI, R8
+	ADDQ   BX, R8
+	VPXORD Z0, Z0, Z0
+	VPXORD Z1, Z1, Z1
+	VPXORD Z2, Z2, Z2
+	VPXORD Z3, Z3, Z3
+	MOVQ   AX, R9
+	SHRQ   $0x02, R9
+	JZ     tail
 
 loop:
+	PREFETCHT0   (DI)
+	ADDQ         SI, DI
+	CMPQ         DI, R8
+	CMOVQHI      R8, DI
 	VMOVUPS      (DX), Z4
 	VBROADCASTSS (CX), Z5
 	VFMADD231PS  Z5, Z4, Z0
@@ -2657,7 +2557,7 @@ loop:
 	VFMADD231PS  Z6, Z4, Z3
 	ADDQ         $0x10, CX
 	ADDQ         $0x00000200, DX
-	DECQ         DI
+	DECQ         R9
 	JNZ          loop
 
 tail:
@@ -2732,27 +2632,28 @@ overwrite:
 	RET
 
 // func scaled2x16AVX512(k int, a *float32, b *float32, c *float32, ldc int, rowScale *float32, colScale *float32, accumulate bool)
-// Requires: AVX, AVX512F, MMX+
+// Requires: AVX, AVX512F, CMOV, MMX+
 TEXT ·scaled2x16AVX512(SB), NOSPLIT, $0-57
-	MOVQ k+0(FP), AX
-	MOVQ a+8(FP), CX
-	MOVQ b+16(FP), DX
-	MOVQ c+24(FP), BX
-	MOVQ ldc+32(FP), SI
-	SHLQ $0x02, SI
-
-	// Ask for the tile of C now, it is needed after the loop.
-	MOVQ       BX, DI
-	PREFETCHT0 (DI)
-	ADDQ       SI, DI
-	PREFETCHT0 (DI)
-	VPXORD     Z0, Z0, Z0
-	VPXORD     Z1, Z1, Z1
-	MOVQ       AX, DI
-	SHRQ       $0x02, DI
-	JZ         tail
+	MOVQ   k+0(FP), AX
+	MOVQ   a+8(FP), CX
+	MOVQ   b+16(FP), DX
+	MOVQ   c+24(FP), BX
+	MOVQ   ldc+32(FP), SI
+	SHLQ   $0x02, SI
+	MOVQ   BX, DI
+	IMUL3Q $0x01, SI, R8
+	ADDQ   BX, R8
+	VPXORD Z0, Z0, Z0
+	VPXORD Z1, Z1, Z1
+	MOVQ   AX, R9
+	SHRQ   $0x02, R9
+	JZ     tail
 
 loop:
+	PREFETCHT0   (DI)
+	ADDQ         SI, DI
+	CMPQ         DI, R8
+	CMOVQHI      R8, DI
 	VMOVUPS      (DX), Z2
 	VBROADCASTSS (CX), Z3
 	VFMADD231PS  Z3, Z2, Z0
@@ -2775,7 +2676,7 @@ loop:
 	VFMADD231PS  Z4, Z2, Z1
 	ADDQ         $0x10, CX
 	ADDQ         $0x00000200, DX
-	DECQ         DI
+	DECQ         R9
 	JNZ          loop
 
 tail:
@@ -2826,24 +2727,27 @@ overwrite:
 	RET
 
 // func scaled1x16AVX512(k int, a *float32, b *float32, c *float32, ldc int, rowScale *float32, colScale *float32, accumulate bool)
-// Requires: AVX, AVX512F, MMX+
+// Requires: AVX, AVX512F, CMOV, MMX+
 TEXT ·scaled1x16AVX512(SB), NOSPLIT, $0-57
-	MOVQ k+0(FP), AX
-	MOVQ a+8(FP), CX
-	MOVQ b+16(FP), DX
-	MOVQ c+24(FP), BX
-	MOVQ ldc+32(FP), SI
-	SHLQ $0x02, SI
-
-	// Ask for the tile of C now, it is needed after the loop.
-	MOVQ       BX, SI
-	PREFETCHT0 (SI)
-	VPXORD     Z0, Z0, Z0
-	MOVQ       AX, SI
-	SHRQ       $0x02, SI
-	JZ         tail
+	MOVQ   k+0(FP), AX
+	MOVQ   a+8(FP), CX
+	MOVQ   b+16(FP), DX
+	MOVQ   c+24(FP), BX
+	MOVQ   ldc+32(FP), SI
+	SHLQ   $0x02, SI
+	MOVQ   BX, DI
+	IMUL3Q $0x00, SI, R8
+	ADDQ   BX, R8
+	VPXORD Z0, Z0, Z0
+	MOVQ   AX, R9
+	SHRQ   $0x02, R9
+	JZ     tail
 
 loop:
+	PREFETCHT0   (DI)
+	ADDQ         SI, DI
+	CMPQ         DI, R8
+	CMOVQHI      R8, DI
 	VMOVUPS      (DX), Z1
 	VBROADCASTSS (CX), Z2
 	VFMADD231PS  Z2, Z1, Z0
@@ -2858,7 +2762,7 @@ loop:
 	VFMADD231PS  Z2, Z1, Z0
 	ADDQ         $0x10, CX
 	ADDQ         $0x00000200, DX
-	DECQ         SI
+	DECQ         R9
 	JNZ          loop
 
 tail:
@@ -2897,39 +2801,32 @@ overwrite:
 	RET
 
 // func scaled6x8AVX2(k int, a *float32, b *float32, c *float32, ldc int, rowScale *float32, colScale *float32, accumulate bool)
-// Requires: AVX, FMA3, MMX+
+// Requires: AVX, CMOV, FMA3, MMX+
 TEXT ·scaled6x8AVX2(SB), NOSPLIT, $0-57
-	MOVQ k+0(FP), AX
-	MOVQ a+8(FP), CX
-	MOVQ b+16(FP), DX
-	MOVQ c+24(FP), BX
-	MOVQ ldc+32(FP), SI
-	SHLQ $0x02, SI
-
-	// Ask for the tile of C now, it is needed after the loop.
-	MOVQ       BX, DI
-	PREFETCHT0 (DI)
-	ADDQ       SI, DI
-	PREFETCHT0 (DI)
-	ADDQ       SI, DI
-	PREFETCHT0 (DI)
-	ADDQ       SI, DI
-	PREFETCHT0 (DI)
-	ADDQ       SI, DI
-	PREFETCHT0 (DI)
-	ADDQ       SI, DI
-	PREFETCHT0 (DI)
-	VXORPS     Y0, Y0, Y0
-	VXORPS     Y1, Y1, Y1
-	VXORPS     Y2, Y2, Y2
-	VXORPS     Y3, Y3, Y3
-	VXORPS     Y4, Y4, Y4
-	VXORPS     Y5, Y5, Y5
-	MOVQ       AX, DI
-	SHRQ       $0x02, DI
-	JZ         tail
+	MOVQ   k+0(FP), AX
+	MOVQ   a+8(FP), CX
+	MOVQ   b+16(FP), DX
+	MOVQ   c+24(FP), BX
+	MOVQ   ldc+32(FP), SI
+	SHLQ   $0x02, SI
+	MOVQ   BX, DI
+	IMUL3Q $0x05, SI, R8
+	ADDQ   BX, R8
+	VXORPS Y0, Y0, Y0
+	VXORPS Y1, Y1, Y1
+	VXORPS Y2, Y2, Y2
+	VXORPS Y3, Y3, Y3
+	VXORPS Y4, Y4, Y4
+	VXORPS Y5, Y5, Y5
+	MOVQ   AX, R9
+	SHRQ   $0x02, R9
+	JZ     tail
 
 loop:
+	PREFETCHT0   (DI)
+	ADDQ         SI, DI
+	CMPQ         DI, R8
+	CMOVQHI      R8, DI
 	VMOVUPS      (DX), Y6
 	VBROADCASTSS (CX), Y7
 	VFMADD231PS  Y7, Y6, Y0
@@ -2984,7 +2881,7 @@ loop:
 	VFMADD231PS  Y8, Y6, Y5
 	ADDQ         $0x10, CX
 	ADDQ         $0x00000200, DX
-	DECQ         DI
+	DECQ         R9
 	JNZ          loop
 
 tail:
@@ -3083,33 +2980,30 @@ overwrite:
 	RET
 
 // func scaled4x8AVX2(k int, a *float32, b *float32, c *float32, ldc int, rowScale *float32, colScale *float32, accumulate bool)
-// Requires: AVX, FMA3, MMX+
+// Requires: AVX, CMOV, FMA3, MMX+
 TEXT ·scaled4x8AVX2(SB), NOSPLIT, $0-57
-	MOVQ k+0(FP), AX
-	MOVQ a+8(FP), CX
-	MOVQ b+16(FP), DX
-	MOVQ c+24(FP), BX
-	MOVQ ldc+32(FP), SI
-	SHLQ $0x02, SI
-
-	// Ask for the tile of C now, it is needed after the loop.
-	MOVQ       BX, DI
-	PREFETCHT0 (DI)
-	ADDQ       SI, DI
-	PREFETCHT0 (DI)
-	ADDQ       SI, DI
-	PREFETCHT0 (DI)
-	ADDQ       SI, DI
-	PREFETCHT0 (DI)
-	VXORPS     Y0, Y0, Y0
-	VXORPS     Y1, Y1, Y1
-	VXORPS     Y2, Y2, Y2
-	VXORPS     Y3, Y3, Y3
-	MOVQ       AX, DI
-	SHRQ       $0x02, DI
-	JZ         tail
+	MOVQ   k+0(FP), AX
+	MOVQ   a+8(FP), CX
+	MOVQ   b+16(FP), DX
+	MOVQ   c+24(FP), BX
+	MOVQ   ldc+32(FP), SI
+	SHLQ   $0x02, SI
+	MOVQ   BX, DI
+	IMUL3Q $0x03, SI, R8
+	ADDQ   BX, R8
+	VXORPS Y0, Y0, Y0
+	VXORPS Y1, Y1, Y1
+	VXORPS Y2, Y2, Y2
+	VXORPS Y3, Y3, Y3
+	MOVQ   AX, R9
+	SHRQ   $0x02, R9
+	JZ     tail
 
 loop:
+	PREFETCHT0   (DI)
+	ADDQ         SI, DI
+	CMPQ         DI, R8
+	CMOVQHI      R8, DI
 	VMOVUPS      (DX), Y4
 	VBROADCASTSS (CX), Y5
 	VFMADD231PS  Y5, Y4, Y0
@@ -3148,7 +3042,7 @@ loop:
 	VFMADD231PS  Y6, Y4, Y3
 	ADDQ         $0x10, CX
 	ADDQ         $0x00000200, DX
-	DECQ         DI
+	DECQ         R9
 	JNZ          loop
 
 tail:
@@ -3223,27 +3117,28 @@ overwrite:
 	RET
 
 // func scaled2x8AVX2(k int, a *float32, b *float32, c *float32, ldc int, rowScale *float32, colScale *float32, accumulate bool)
-// Requires: AVX, FMA3, MMX+
+// Requires: AVX, CMOV, FMA3, MMX+
 TEXT ·scaled2x8AVX2(SB), NOSPLIT, $0-57
-	MOVQ k+0(FP), AX
-	MOVQ a+8(FP), CX
-	MOVQ b+16(FP), DX
-	MOVQ c+24(FP), BX
-	MOVQ ldc+32(FP), SI
-	SHLQ $0x02, SI
-
-	// Ask for the tile of C now, it is needed after the loop.
-	MOVQ       BX, DI
-	PREFETCHT0 (DI)
-	ADDQ       SI, DI
-	PREFETCHT0 (DI)
-	VXORPS     Y0, Y0, Y0
-	VXORPS     Y1, Y1, Y1
-	MOVQ       AX, DI
-	SHRQ       $0x02, DI
-	JZ         tail
+	MOVQ   k+0(FP), AX
+	MOVQ   a+8(FP), CX
+	MOVQ   b+16(FP), DX
+	MOVQ   c+24(FP), BX
+	MOVQ   ldc+32(FP), SI
+	SHLQ   $0x02, SI
+	MOVQ   BX, DI
+	IMUL3Q $0x01, SI, R8
+	ADDQ   BX, R8
+	VXORPS Y0, Y0, Y0
+	VXORPS Y1, Y1, Y1
+	MOVQ   AX, R9
+	SHRQ   $0x02, R9
+	JZ     tail
 
 loop:
+	PREFETCHT0   (DI)
+	ADDQ         SI, DI
+	CMPQ         DI, R8
+	CMOVQHI      R8, DI
 	VMOVUPS      (DX), Y2
 	VBROADCASTSS (CX), Y3
 	VFMADD231PS  Y3, Y2, Y0
@@ -3266,7 +3161,7 @@ loop:
 	VFMADD231PS  Y4, Y2, Y1
 	ADDQ         $0x10, CX
 	ADDQ         $0x00000200, DX
-	DECQ         DI
+	DECQ         R9
 	JNZ          loop
 
 tail:
@@ -3317,24 +3212,27 @@ overwrite:
 	RET
 
 // func scaled1x8AVX2(k int, a *float32, b *float32, c *float32, ldc int, rowScale *float32, colScale *float32, accumulate bool)
-// Requires: AVX, FMA3, MMX+
+// Requires: AVX, CMOV, FMA3, MMX+
 TEXT ·scaled1x8AVX2(SB), NOSPLIT, $0-57
-	MOVQ k+0(FP), AX
-	MOVQ a+8(FP), CX
-	MOVQ b+16(FP), DX
-	MOVQ c+24(FP), BX
-	MOVQ ldc+32(FP), SI
-	SHLQ $0x02, SI
-
-	// Ask for the tile of C now, it is needed after the loop.
-	MOVQ       BX, SI
-	PREFETCHT0 (SI)
-	VXORPS     Y0, Y0, Y0
-	MOVQ       AX, SI
-	SHRQ       $0x02, SI
-	JZ         tail
+	MOVQ   k+0(FP), AX
+	MOVQ   a+8(FP), CX
+	MOVQ   b+16(FP), DX
+	MOVQ   c+24(FP), BX
+	MOVQ   ldc+32(FP), SI
+	SHLQ   $0x02, SI
+	MOVQ   BX, DI
+	IMUL3Q $0x00, SI, R8
+	ADDQ   BX, R8
+	VXORPS Y0, Y0, Y0
+	MOVQ   AX, R9
+	SHRQ   $0x02, R9
+	JZ     tail
 
 loop:
+	PREFETCHT0   (DI)
+	ADDQ         SI, DI
+	CMPQ         DI, R8
+	CMOVQHI      R8, DI
 	VMOVUPS      (DX), Y1
 	VBROADCASTSS (CX), Y2
 	VFMADD231PS  Y2, Y1, Y0
@@ -3349,7 +3247,7 @@ loop:
 	VFMADD231PS  Y2, Y1, Y0
 	ADDQ         $0x10, CX
 	ADDQ         $0x00000200, DX
-	DECQ         SI
+	DECQ         R9
 	JNZ          loop
 
 tail:

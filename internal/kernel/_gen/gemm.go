@@ -82,19 +82,9 @@ func gemmTile(s isa, rows, vectors int, byColumns bool) {
 		}
 	}
 
-	Comment("Ask for the tile of C now, it is needed after the loop.")
-	row := Load(Param("c"), GP64())
 	ldcEarly := Load(Param("ldc"), GP64())
 	SHLQ(Imm(2), ldcEarly)
-	for i := 0; i < rows; i++ {
-		PREFETCHT0(Mem{Base: row})
-		if vectors*s.bytes() > 64 {
-			PREFETCHT0(Mem{Base: row, Disp: vectors*s.bytes() - 4})
-		}
-		if i < rows-1 {
-			ADDQ(ldcEarly, row)
-		}
-	}
+	ask := askForRows(s, Load(Param("c"), GP64()), ldcEarly, rows, vectors)
 	for _, r := range acc {
 		zero(s, r)
 	}
@@ -117,6 +107,7 @@ func gemmTile(s isa, rows, vectors int, byColumns bool) {
 	SHRQ(Imm(2), turns)
 	JZ(LabelRef("tail"))
 	Label("loop")
+	ask()
 	for p := 0; p < unroll; p++ {
 		step(p)
 	}
@@ -170,6 +161,25 @@ func gemmTile(s isa, rows, vectors int, byColumns bool) {
 	}
 	VZEROUPPER()
 	RET()
+}
+
+// askForRows returns what asks for the next row of a tile of C, which is needed after the loop, and at the last row stays
+// there. c is where the tile begins, and ldc how many bytes its rows lie apart. One row in a turn of the loop: of all rows
+// asked for at once many are dropped.
+func askForRows(s isa, c, ldc reg.Register, rows, vectors int) func() {
+	row, last := GP64(), GP64()
+	MOVQ(c, row)
+	IMUL3Q(Imm(uint64(rows-1)), ldc, last)
+	ADDQ(c, last)
+	return func() {
+		PREFETCHT0(Mem{Base: row})
+		if vectors*s.bytes() > 64 {
+			PREFETCHT0(Mem{Base: row, Disp: vectors*s.bytes() - 4})
+		}
+		ADDQ(ldc, row)
+		CMPQ(row, last)
+		CMOVQHI(last, row)
+	}
 }
 
 // line is where row i (0 to 3) begins when rows lie ld bytes apart; ld3 is three times ld, for row 3.

@@ -50,18 +50,7 @@ func scaledTile(s isa, rows, vectors int) {
 	ldc := Load(Param("ldc"), GP64())
 	SHLQ(Imm(2), ldc)
 
-	Comment("Ask for the tile of C now, it is needed after the loop.")
-	row := GP64()
-	MOVQ(c, row)
-	for i := range rows {
-		PREFETCHT0(Mem{Base: row})
-		if vectors*s.bytes() > 64 {
-			PREFETCHT0(Mem{Base: row, Disp: vectors*s.bytes() - 4})
-		}
-		if i < rows-1 {
-			ADDQ(ldc, row)
-		}
-	}
+	ask := askForRows(s, c, ldc, rows, vectors)
 	for _, r := range acc {
 		zero(s, r)
 	}
@@ -81,6 +70,7 @@ func scaledTile(s isa, rows, vectors int) {
 	SHRQ(Imm(2), turns)
 	JZ(LabelRef("tail"))
 	Label("loop")
+	ask()
 	for p := range unroll {
 		step(p)
 	}
