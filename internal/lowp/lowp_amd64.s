@@ -129,7 +129,7 @@ DATA gatherWords<>+62(SB)/2, $0x0000
 GLOBL gatherWords<>(SB), RODATA|NOPTR, $64
 
 // func decodeE4M3AVX512(dst *float32, ld int, src *byte, stride int, scales *float32, step int, blocks int, rows int)
-// Requires: AVX, AVX512BW, AVX512F
+// Requires: AVX, AVX512BW, AVX512F, MMX+
 TEXT ·decodeE4M3AVX512(SB), NOSPLIT, $0-64
 	VPBROADCASTD cbf80bf80<>+0(SB), Z0
 	VPBROADCASTD c00800080<>+0(SB), Z1
@@ -145,6 +145,8 @@ TEXT ·decodeE4M3AVX512(SB), NOSPLIT, $0-64
 	SHLQ         $0x02, R9
 	MOVQ         src+16(FP), R10
 	MOVQ         stride+24(FP), R12
+	MOVQ         R12, R13
+	SHLQ         $0x04, R13
 	TESTQ        DX, DX
 	JZ           done
 	TESTQ        BX, BX
@@ -159,6 +161,7 @@ row:
 	MOVQ         BX, SI
 
 block:
+	PREFETCHT0    (R11)(R13*1)
 	VPMOVSXBW     (R11), Z4
 	VPSLLW        $0x07, Z4, Z4
 	VPANDD        Z0, Z4, Z4
@@ -197,7 +200,7 @@ DATA c43800000<>+0(SB)/4, $0x43800000
 GLOBL c43800000<>(SB), RODATA|NOPTR, $4
 
 // func encodeE4M3AVX512(dst *byte, stride int, src *float32, ld int, scales *float32, step int, blocks int, rows int)
-// Requires: AVX, AVX512F, AVX512VL
+// Requires: AVX, AVX512F, AVX512VL, MMX+
 TEXT ·encodeE4M3AVX512(SB), NOSPLIT, $0-64
 	VPBROADCASTD c7fffffff<>+0(SB), Z0
 	VPBROADCASTD c00000080<>+0(SB), Z1
@@ -216,6 +219,8 @@ TEXT ·encodeE4M3AVX512(SB), NOSPLIT, $0-64
 	MOVQ         src+16(FP), R10
 	MOVQ         ld+24(FP), R12
 	SHLQ         $0x02, R12
+	MOVQ         R12, R13
+	SHLQ         $0x04, R13
 	TESTQ        DX, DX
 	JZ           done
 	TESTQ        BX, BX
@@ -229,6 +234,7 @@ row:
 	MOVQ         BX, SI
 
 block:
+	PREFETCHT0 (R11)(R13*1)
 	VMOVUPS    (R11), Z9
 	VDIVPS     Z11, Z9, Z9
 	VPANDD     Z0, Z9, Z10
@@ -296,7 +302,7 @@ DATA c46800000<>+0(SB)/4, $0x46800000
 GLOBL c46800000<>(SB), RODATA|NOPTR, $4
 
 // func decodeE4M3ColsAVX512(dst *float32, ld int, src *byte, stride int, scales *float32, blocks int, rows int)
-// Requires: AVX, AVX512BW, AVX512F
+// Requires: AVX, AVX512BW, AVX512F, MMX+
 TEXT ·decodeE4M3ColsAVX512(SB), NOSPLIT, $0-56
 	VPBROADCASTD cbf80bf80<>+0(SB), Z0
 	VPBROADCASTD c00800080<>+0(SB), Z1
@@ -310,6 +316,8 @@ TEXT ·decodeE4M3ColsAVX512(SB), NOSPLIT, $0-56
 	MOVQ         src+16(FP), R8
 	MOVQ         stride+24(FP), R10
 	MOVQ         scales+32(FP), R11
+	MOVQ         R10, R13
+	SHLQ         $0x04, R13
 	TESTQ        AX, AX
 	JZ           done
 	TESTQ        CX, CX
@@ -322,6 +330,7 @@ row:
 	MOVQ CX, DX
 
 block:
+	PREFETCHT0    (R9)(R13*1)
 	VPMOVSXBW     (R9), Z4
 	VPSLLW        $0x07, Z4, Z4
 	VPANDD        Z0, Z4, Z4
@@ -351,7 +360,7 @@ done:
 	RET
 
 // func encodeE4M3ColsAVX512(dst *byte, stride int, src *float32, ld int, scales *float32, blocks int, rows int)
-// Requires: AVX, AVX512F, AVX512VL
+// Requires: AVX, AVX512F, AVX512VL, MMX+
 TEXT ·encodeE4M3ColsAVX512(SB), NOSPLIT, $0-56
 	VPBROADCASTD c7fffffff<>+0(SB), Z0
 	VPBROADCASTD c00000080<>+0(SB), Z1
@@ -368,6 +377,8 @@ TEXT ·encodeE4M3ColsAVX512(SB), NOSPLIT, $0-56
 	MOVQ         ld+24(FP), R10
 	SHLQ         $0x02, R10
 	MOVQ         scales+32(FP), R11
+	MOVQ         R10, R13
+	SHLQ         $0x04, R13
 	TESTQ        AX, AX
 	JZ           done
 	TESTQ        CX, CX
@@ -380,6 +391,7 @@ row:
 	MOVQ CX, DX
 
 block:
+	PREFETCHT0 (R9)(R13*1)
 	VMOVUPS    (R9), Z9
 	VDIVPS     (R12), Z9, Z9
 	VPANDD     Z0, Z9, Z10
@@ -427,7 +439,7 @@ done:
 	RET
 
 // func decodeE5M2AVX512(dst *float32, ld int, src *byte, stride int, scales *float32, step int, blocks int, rows int)
-// Requires: AVX, AVX512BW, AVX512F
+// Requires: AVX, AVX512BW, AVX512F, MMX+
 TEXT ·decodeE5M2AVX512(SB), NOSPLIT, $0-64
 	MOVQ  scales+32(FP), AX
 	MOVQ  step+40(FP), CX
@@ -439,6 +451,8 @@ TEXT ·decodeE5M2AVX512(SB), NOSPLIT, $0-64
 	SHLQ  $0x02, R9
 	MOVQ  src+16(FP), R10
 	MOVQ  stride+24(FP), R12
+	MOVQ  R12, R13
+	SHLQ  $0x04, R13
 	TESTQ DX, DX
 	JZ    done
 	TESTQ BX, BX
@@ -452,6 +466,7 @@ row:
 	MOVQ         BX, SI
 
 block:
+	PREFETCHT0    (R11)(R13*1)
 	VPMOVZXBW     (R11), Z0
 	VPSLLW        $0x08, Z0, Z0
 	VCVTPH2PS     Y0, Z1
@@ -475,7 +490,7 @@ done:
 	RET
 
 // func encodeE5M2AVX512(dst *byte, stride int, src *float32, ld int, scales *float32, step int, blocks int, rows int)
-// Requires: AVX, AVX512F, AVX512VL
+// Requires: AVX, AVX512F, AVX512VL, MMX+
 TEXT ·encodeE5M2AVX512(SB), NOSPLIT, $0-64
 	VPBROADCASTD c7fffffff<>+0(SB), Z0
 	VPBROADCASTD c00000080<>+0(SB), Z1
@@ -494,6 +509,8 @@ TEXT ·encodeE5M2AVX512(SB), NOSPLIT, $0-64
 	MOVQ         src+16(FP), R10
 	MOVQ         ld+24(FP), R12
 	SHLQ         $0x02, R12
+	MOVQ         R12, R13
+	SHLQ         $0x04, R13
 	TESTQ        DX, DX
 	JZ           done
 	TESTQ        BX, BX
@@ -507,6 +524,7 @@ row:
 	MOVQ         BX, SI
 
 block:
+	PREFETCHT0 (R11)(R13*1)
 	VMOVUPS    (R11), Z9
 	VDIVPS     Z11, Z9, Z9
 	VPANDD     Z0, Z9, Z10
@@ -565,7 +583,7 @@ DATA c43000000<>+0(SB)/4, $0x43000000
 GLOBL c43000000<>(SB), RODATA|NOPTR, $4
 
 // func decodeE5M2ColsAVX512(dst *float32, ld int, src *byte, stride int, scales *float32, blocks int, rows int)
-// Requires: AVX, AVX512BW, AVX512F
+// Requires: AVX, AVX512BW, AVX512F, MMX+
 TEXT ·decodeE5M2ColsAVX512(SB), NOSPLIT, $0-56
 	MOVQ  rows+48(FP), AX
 	MOVQ  blocks+40(FP), CX
@@ -575,6 +593,8 @@ TEXT ·decodeE5M2ColsAVX512(SB), NOSPLIT, $0-56
 	MOVQ  src+16(FP), R8
 	MOVQ  stride+24(FP), R10
 	MOVQ  scales+32(FP), R11
+	MOVQ  R10, R13
+	SHLQ  $0x04, R13
 	TESTQ AX, AX
 	JZ    done
 	TESTQ CX, CX
@@ -587,6 +607,7 @@ row:
 	MOVQ CX, DX
 
 block:
+	PREFETCHT0    (R9)(R13*1)
 	VPMOVZXBW     (R9), Z0
 	VPSLLW        $0x08, Z0, Z0
 	VCVTPH2PS     Y0, Z1
@@ -611,7 +632,7 @@ done:
 	RET
 
 // func encodeE5M2ColsAVX512(dst *byte, stride int, src *float32, ld int, scales *float32, blocks int, rows int)
-// Requires: AVX, AVX512F, AVX512VL
+// Requires: AVX, AVX512F, AVX512VL, MMX+
 TEXT ·encodeE5M2ColsAVX512(SB), NOSPLIT, $0-56
 	VPBROADCASTD c7fffffff<>+0(SB), Z0
 	VPBROADCASTD c00000080<>+0(SB), Z1
@@ -628,6 +649,8 @@ TEXT ·encodeE5M2ColsAVX512(SB), NOSPLIT, $0-56
 	MOVQ         ld+24(FP), R10
 	SHLQ         $0x02, R10
 	MOVQ         scales+32(FP), R11
+	MOVQ         R10, R13
+	SHLQ         $0x04, R13
 	TESTQ        AX, AX
 	JZ           done
 	TESTQ        CX, CX
@@ -640,6 +663,7 @@ row:
 	MOVQ CX, DX
 
 block:
+	PREFETCHT0 (R9)(R13*1)
 	VMOVUPS    (R9), Z9
 	VDIVPS     (R12), Z9, Z9
 	VPANDD     Z0, Z9, Z10
@@ -687,7 +711,7 @@ done:
 	RET
 
 // func decodeE5M6AVX512(dst *float32, ld int, src *byte, stride int, scales *float32, step int, blocks int, rows int)
-// Requires: AVX, AVX512BW, AVX512F
+// Requires: AVX, AVX512BW, AVX512F, MMX+
 TEXT ·decodeE5M6AVX512(SB), NOSPLIT, $0-64
 	VPBROADCASTD    cfff0fff0<>+0(SB), Z0
 	VPBROADCASTD    c00000004<>+0(SB), Z3
@@ -705,6 +729,8 @@ TEXT ·decodeE5M6AVX512(SB), NOSPLIT, $0-64
 	SHLQ            $0x02, R9
 	MOVQ            src+16(FP), R10
 	MOVQ            stride+24(FP), R12
+	MOVQ            R12, R13
+	SHLQ            $0x04, R13
 	TESTQ           DX, DX
 	JZ              done
 	TESTQ           BX, BX
@@ -718,6 +744,7 @@ row:
 	MOVQ         BX, SI
 
 block:
+	PREFETCHT0    (R11)(R13*1)
 	VMOVDQU32.Z   (R11), K1, Z4
 	VPERMD        Z4, Z2, Z4
 	VPSHUFB       Z1, Z4, Z4
@@ -750,7 +777,7 @@ DATA c00000004<>+0(SB)/4, $0x00000004
 GLOBL c00000004<>(SB), RODATA|NOPTR, $4
 
 // func encodeE5M6AVX512(dst *byte, stride int, src *float32, ld int, scales *float32, step int, blocks int, rows int)
-// Requires: AVX, AVX512BW, AVX512F
+// Requires: AVX, AVX512BW, AVX512F, MMX+
 TEXT ·encodeE5M6AVX512(SB), NOSPLIT, $0-64
 	VPBROADCASTD    c7fffffff<>+0(SB), Z0
 	VPBROADCASTD    c00000800<>+0(SB), Z1
@@ -773,6 +800,8 @@ TEXT ·encodeE5M6AVX512(SB), NOSPLIT, $0-64
 	MOVQ            src+16(FP), R10
 	MOVQ            ld+24(FP), R12
 	SHLQ            $0x02, R12
+	MOVQ            R12, R13
+	SHLQ            $0x04, R13
 	TESTQ           DX, DX
 	JZ              done
 	TESTQ           BX, BX
@@ -786,6 +815,7 @@ row:
 	MOVQ         BX, SI
 
 block:
+	PREFETCHT0 (R11)(R13*1)
 	VMOVUPS    (R11), Z12
 	VDIVPS     Z14, Z12, Z12
 	VPANDD     Z0, Z12, Z13
@@ -848,7 +878,7 @@ DATA c41000000<>+0(SB)/4, $0x41000000
 GLOBL c41000000<>(SB), RODATA|NOPTR, $4
 
 // func decodeE5M6ColsAVX512(dst *float32, ld int, src *byte, stride int, scales *float32, blocks int, rows int)
-// Requires: AVX, AVX512BW, AVX512F
+// Requires: AVX, AVX512BW, AVX512F, MMX+
 TEXT ·decodeE5M6ColsAVX512(SB), NOSPLIT, $0-56
 	VPBROADCASTD    cfff0fff0<>+0(SB), Z0
 	VPBROADCASTD    c00000004<>+0(SB), Z3
@@ -864,6 +894,8 @@ TEXT ·decodeE5M6ColsAVX512(SB), NOSPLIT, $0-56
 	MOVQ            src+16(FP), R8
 	MOVQ            stride+24(FP), R10
 	MOVQ            scales+32(FP), R11
+	MOVQ            R10, R13
+	SHLQ            $0x04, R13
 	TESTQ           AX, AX
 	JZ              done
 	TESTQ           CX, CX
@@ -876,6 +908,7 @@ row:
 	MOVQ CX, DX
 
 block:
+	PREFETCHT0    (R9)(R13*1)
 	VMOVDQU32.Z   (R9), K1, Z4
 	VPERMD        Z4, Z2, Z4
 	VPSHUFB       Z1, Z4, Z4
@@ -903,7 +936,7 @@ done:
 	RET
 
 // func encodeE5M6ColsAVX512(dst *byte, stride int, src *float32, ld int, scales *float32, blocks int, rows int)
-// Requires: AVX, AVX512BW, AVX512F
+// Requires: AVX, AVX512BW, AVX512F, MMX+
 TEXT ·encodeE5M6ColsAVX512(SB), NOSPLIT, $0-56
 	VPBROADCASTD    c7fffffff<>+0(SB), Z0
 	VPBROADCASTD    c00000800<>+0(SB), Z1
@@ -924,6 +957,8 @@ TEXT ·encodeE5M6ColsAVX512(SB), NOSPLIT, $0-56
 	MOVQ            ld+24(FP), R10
 	SHLQ            $0x02, R10
 	MOVQ            scales+32(FP), R11
+	MOVQ            R10, R13
+	SHLQ            $0x04, R13
 	TESTQ           AX, AX
 	JZ              done
 	TESTQ           CX, CX
@@ -936,6 +971,7 @@ row:
 	MOVQ CX, DX
 
 block:
+	PREFETCHT0 (R9)(R13*1)
 	VMOVUPS    (R9), Z12
 	VDIVPS     (R12), Z12, Z12
 	VPANDD     Z0, Z12, Z13
@@ -987,7 +1023,7 @@ done:
 	RET
 
 // func decodeBF16AVX512(dst *float32, ld int, src *byte, stride int, blocks int, rows int)
-// Requires: AVX, AVX512F
+// Requires: AVX, AVX512F, MMX+
 TEXT ·decodeBF16AVX512(SB), NOSPLIT, $0-48
 	MOVQ  rows+40(FP), AX
 	MOVQ  blocks+32(FP), CX
@@ -996,6 +1032,8 @@ TEXT ·decodeBF16AVX512(SB), NOSPLIT, $0-48
 	SHLQ  $0x02, DI
 	MOVQ  src+16(FP), R8
 	MOVQ  stride+24(FP), R10
+	MOVQ  R10, R11
+	SHLQ  $0x04, R11
 	TESTQ AX, AX
 	JZ    done
 	TESTQ CX, CX
@@ -1007,27 +1045,28 @@ row:
 	MOVQ CX, DX
 
 block:
-	VPMOVZXWD (R9), Z0
-	VPSLLD    $0x10, Z0, Z0
-	VMOVUPS   Z0, (SI)
-	VPMOVZXWD 32(R9), Z1
-	VPSLLD    $0x10, Z1, Z1
-	VMOVUPS   Z1, 64(SI)
-	ADDQ      $0x80, SI
-	ADDQ      $0x40, R9
-	DECQ      DX
-	JNZ       block
-	ADDQ      DI, BX
-	ADDQ      R10, R8
-	DECQ      AX
-	JNZ       row
+	PREFETCHT0 (R9)(R11*1)
+	VPMOVZXWD  (R9), Z0
+	VPSLLD     $0x10, Z0, Z0
+	VMOVUPS    Z0, (SI)
+	VPMOVZXWD  32(R9), Z1
+	VPSLLD     $0x10, Z1, Z1
+	VMOVUPS    Z1, 64(SI)
+	ADDQ       $0x80, SI
+	ADDQ       $0x40, R9
+	DECQ       DX
+	JNZ        block
+	ADDQ       DI, BX
+	ADDQ       R10, R8
+	DECQ       AX
+	JNZ        row
 
 done:
 	VZEROUPPER
 	RET
 
 // func encodeBF16AVX512(dst *byte, stride int, src *float32, ld int, blocks int, rows int)
-// Requires: AVX, AVX512F, AVX512VL
+// Requires: AVX, AVX512F, AVX512VL, MMX+
 TEXT ·encodeBF16AVX512(SB), NOSPLIT, $0-48
 	VPBROADCASTD c00000001<>+0(SB), Z4
 	VPBROADCASTD c00007fff<>+0(SB), Z5
@@ -1039,6 +1078,8 @@ TEXT ·encodeBF16AVX512(SB), NOSPLIT, $0-48
 	MOVQ         src+16(FP), R8
 	MOVQ         ld+24(FP), R10
 	SHLQ         $0x02, R10
+	MOVQ         R10, R11
+	SHLQ         $0x04, R11
 	TESTQ        AX, AX
 	JZ           done
 	TESTQ        CX, CX
@@ -1050,34 +1091,35 @@ row:
 	MOVQ CX, DX
 
 block:
-	VMOVUPS   (R9), Z2
-	VPSRLD    $0x10, Z2, Z3
-	VPANDD    Z4, Z3, Z0
-	VPADDD    Z5, Z0, Z0
-	VPADDD    Z2, Z0, Z0
-	VPSRLD    $0x10, Z0, Z0
-	VCMPPS    $0x03, Z2, Z2, K1
-	VPORD     Z6, Z3, K1, Z0
-	VMOVUPS   64(R9), Z2
-	VPSRLD    $0x10, Z2, Z3
-	VPANDD    Z4, Z3, Z1
-	VPADDD    Z5, Z1, Z1
-	VPADDD    Z2, Z1, Z1
-	VPSRLD    $0x10, Z1, Z1
-	VCMPPS    $0x03, Z2, Z2, K1
-	VPORD     Z6, Z3, K1, Z1
-	VPMOVDW   Z0, Y0
-	VMOVDQU32 Y0, (SI)
-	VPMOVDW   Z1, Y1
-	VMOVDQU32 Y1, 32(SI)
-	ADDQ      $0x40, SI
-	ADDQ      $0x80, R9
-	DECQ      DX
-	JNZ       block
-	ADDQ      DI, BX
-	ADDQ      R10, R8
-	DECQ      AX
-	JNZ       row
+	PREFETCHT0 (R9)(R11*1)
+	VMOVUPS    (R9), Z2
+	VPSRLD     $0x10, Z2, Z3
+	VPANDD     Z4, Z3, Z0
+	VPADDD     Z5, Z0, Z0
+	VPADDD     Z2, Z0, Z0
+	VPSRLD     $0x10, Z0, Z0
+	VCMPPS     $0x03, Z2, Z2, K1
+	VPORD      Z6, Z3, K1, Z0
+	VMOVUPS    64(R9), Z2
+	VPSRLD     $0x10, Z2, Z3
+	VPANDD     Z4, Z3, Z1
+	VPADDD     Z5, Z1, Z1
+	VPADDD     Z2, Z1, Z1
+	VPSRLD     $0x10, Z1, Z1
+	VCMPPS     $0x03, Z2, Z2, K1
+	VPORD      Z6, Z3, K1, Z1
+	VPMOVDW    Z0, Y0
+	VMOVDQU32  Y0, (SI)
+	VPMOVDW    Z1, Y1
+	VMOVDQU32  Y1, 32(SI)
+	ADDQ       $0x40, SI
+	ADDQ       $0x80, R9
+	DECQ       DX
+	JNZ        block
+	ADDQ       DI, BX
+	ADDQ       R10, R8
+	DECQ       AX
+	JNZ        row
 
 done:
 	VZEROUPPER
@@ -1142,7 +1184,7 @@ done:
 	RET
 
 // func amaxColsAVX512(amax *uint32, src *float32, ld int, blocks int, rows int)
-// Requires: AVX, AVX512F
+// Requires: AVX, AVX512F, MMX+
 TEXT ·amaxColsAVX512(SB), NOSPLIT, $0-40
 	VPBROADCASTD c7fffffff<>+0(SB), Z0
 	MOVQ         rows+32(FP), AX
@@ -1151,6 +1193,8 @@ TEXT ·amaxColsAVX512(SB), NOSPLIT, $0-40
 	MOVQ         src+8(FP), DI
 	MOVQ         ld+16(FP), R9
 	SHLQ         $0x02, R9
+	MOVQ         R9, R10
+	SHLQ         $0x04, R10
 	TESTQ        AX, AX
 	JZ           done
 	TESTQ        CX, CX
@@ -1162,26 +1206,27 @@ row:
 	MOVQ CX, DX
 
 block:
-	VPANDD    (R8), Z0, Z1
-	VPMAXUD   (SI), Z1, Z1
-	VMOVDQU32 Z1, (SI)
-	VPANDD    64(R8), Z0, Z2
-	VPMAXUD   64(SI), Z2, Z2
-	VMOVDQU32 Z2, 64(SI)
-	ADDQ      $0x80, SI
-	ADDQ      $0x80, R8
-	DECQ      DX
-	JNZ       block
-	ADDQ      R9, DI
-	DECQ      AX
-	JNZ       row
+	PREFETCHT0 (R8)(R10*1)
+	VPANDD     (R8), Z0, Z1
+	VPMAXUD    (SI), Z1, Z1
+	VMOVDQU32  Z1, (SI)
+	VPANDD     64(R8), Z0, Z2
+	VPMAXUD    64(SI), Z2, Z2
+	VMOVDQU32  Z2, 64(SI)
+	ADDQ       $0x80, SI
+	ADDQ       $0x80, R8
+	DECQ       DX
+	JNZ        block
+	ADDQ       R9, DI
+	DECQ       AX
+	JNZ        row
 
 done:
 	VZEROUPPER
 	RET
 
 // func decodeE4M3AVX2(dst *float32, ld int, src *byte, stride int, scales *float32, step int, blocks int, rows int)
-// Requires: AVX, AVX2, F16C
+// Requires: AVX, AVX2, F16C, MMX+
 TEXT ·decodeE4M3AVX2(SB), NOSPLIT, $0-64
 	VBROADCASTSS cbf80bf80<>+0(SB), Y0
 	VBROADCASTSS c00800080<>+0(SB), Y1
@@ -1197,6 +1242,8 @@ TEXT ·decodeE4M3AVX2(SB), NOSPLIT, $0-64
 	SHLQ         $0x02, R9
 	MOVQ         src+16(FP), R10
 	MOVQ         stride+24(FP), R12
+	MOVQ         R12, R13
+	SHLQ         $0x04, R13
 	TESTQ        DX, DX
 	JZ           done
 	TESTQ        BX, BX
@@ -1211,6 +1258,7 @@ row:
 	MOVQ         BX, SI
 
 block:
+	PREFETCHT0   (R11)(R13*1)
 	VPMOVSXBW    (R11), Y4
 	VPSLLW       $0x07, Y4, Y4
 	VPAND        Y0, Y4, Y4
@@ -1238,7 +1286,7 @@ done:
 	RET
 
 // func encodeE4M3AVX2(dst *byte, stride int, src *float32, ld int, scales *float32, step int, blocks int, rows int)
-// Requires: AVX, AVX2
+// Requires: AVX, AVX2, MMX+
 TEXT ·encodeE4M3AVX2(SB), NOSPLIT, $0-64
 	VBROADCASTSS c7fffffff<>+0(SB), Y0
 	VBROADCASTSS c00000080<>+0(SB), Y1
@@ -1257,6 +1305,8 @@ TEXT ·encodeE4M3AVX2(SB), NOSPLIT, $0-64
 	MOVQ         src+16(FP), R10
 	MOVQ         ld+24(FP), R12
 	SHLQ         $0x02, R12
+	MOVQ         R12, R13
+	SHLQ         $0x04, R13
 	TESTQ        DX, DX
 	JZ           done
 	TESTQ        BX, BX
@@ -1270,6 +1320,7 @@ row:
 	MOVQ         BX, SI
 
 block:
+	PREFETCHT0   (R11)(R13*1)
 	VMOVUPS      (R11), Y9
 	VDIVPS       Y11, Y9, Y9
 	VPAND        Y0, Y9, Y10
@@ -1321,7 +1372,7 @@ done:
 	RET
 
 // func decodeE4M3ColsAVX2(dst *float32, ld int, src *byte, stride int, scales *float32, blocks int, rows int)
-// Requires: AVX, AVX2, F16C
+// Requires: AVX, AVX2, F16C, MMX+
 TEXT ·decodeE4M3ColsAVX2(SB), NOSPLIT, $0-56
 	VBROADCASTSS cbf80bf80<>+0(SB), Y0
 	VBROADCASTSS c00800080<>+0(SB), Y1
@@ -1335,6 +1386,8 @@ TEXT ·decodeE4M3ColsAVX2(SB), NOSPLIT, $0-56
 	MOVQ         src+16(FP), R8
 	MOVQ         stride+24(FP), R10
 	MOVQ         scales+32(FP), R11
+	MOVQ         R10, R13
+	SHLQ         $0x04, R13
 	TESTQ        AX, AX
 	JZ           done
 	TESTQ        CX, CX
@@ -1347,6 +1400,7 @@ row:
 	MOVQ CX, DX
 
 block:
+	PREFETCHT0   (R9)(R13*1)
 	VPMOVSXBW    (R9), Y4
 	VPSLLW       $0x07, Y4, Y4
 	VPAND        Y0, Y4, Y4
@@ -1377,7 +1431,7 @@ done:
 	RET
 
 // func encodeE4M3ColsAVX2(dst *byte, stride int, src *float32, ld int, scales *float32, blocks int, rows int)
-// Requires: AVX, AVX2
+// Requires: AVX, AVX2, MMX+
 TEXT ·encodeE4M3ColsAVX2(SB), NOSPLIT, $0-56
 	VBROADCASTSS c7fffffff<>+0(SB), Y0
 	VBROADCASTSS c00000080<>+0(SB), Y1
@@ -1394,6 +1448,8 @@ TEXT ·encodeE4M3ColsAVX2(SB), NOSPLIT, $0-56
 	MOVQ         ld+24(FP), R10
 	SHLQ         $0x02, R10
 	MOVQ         scales+32(FP), R11
+	MOVQ         R10, R13
+	SHLQ         $0x04, R13
 	TESTQ        AX, AX
 	JZ           done
 	TESTQ        CX, CX
@@ -1406,6 +1462,7 @@ row:
 	MOVQ CX, DX
 
 block:
+	PREFETCHT0   (R9)(R13*1)
 	VMOVUPS      (R9), Y9
 	VDIVPS       (R12), Y9, Y9
 	VPAND        Y0, Y9, Y10
@@ -1458,7 +1515,7 @@ done:
 	RET
 
 // func decodeE5M2AVX2(dst *float32, ld int, src *byte, stride int, scales *float32, step int, blocks int, rows int)
-// Requires: AVX, AVX2, F16C
+// Requires: AVX, AVX2, F16C, MMX+
 TEXT ·decodeE5M2AVX2(SB), NOSPLIT, $0-64
 	MOVQ  scales+32(FP), AX
 	MOVQ  step+40(FP), CX
@@ -1470,6 +1527,8 @@ TEXT ·decodeE5M2AVX2(SB), NOSPLIT, $0-64
 	SHLQ  $0x02, R9
 	MOVQ  src+16(FP), R10
 	MOVQ  stride+24(FP), R12
+	MOVQ  R12, R13
+	SHLQ  $0x04, R13
 	TESTQ DX, DX
 	JZ    done
 	TESTQ BX, BX
@@ -1483,6 +1542,7 @@ row:
 	MOVQ         BX, SI
 
 block:
+	PREFETCHT0   (R11)(R13*1)
 	VPMOVZXBW    (R11), Y0
 	VPSLLW       $0x08, Y0, Y0
 	VCVTPH2PS    X0, Y1
@@ -1506,7 +1566,7 @@ done:
 	RET
 
 // func encodeE5M2AVX2(dst *byte, stride int, src *float32, ld int, scales *float32, step int, blocks int, rows int)
-// Requires: AVX, AVX2
+// Requires: AVX, AVX2, MMX+
 TEXT ·encodeE5M2AVX2(SB), NOSPLIT, $0-64
 	VBROADCASTSS c7fffffff<>+0(SB), Y0
 	VBROADCASTSS c00000080<>+0(SB), Y1
@@ -1525,6 +1585,8 @@ TEXT ·encodeE5M2AVX2(SB), NOSPLIT, $0-64
 	MOVQ         src+16(FP), R10
 	MOVQ         ld+24(FP), R12
 	SHLQ         $0x02, R12
+	MOVQ         R12, R13
+	SHLQ         $0x04, R13
 	TESTQ        DX, DX
 	JZ           done
 	TESTQ        BX, BX
@@ -1538,6 +1600,7 @@ row:
 	MOVQ         BX, SI
 
 block:
+	PREFETCHT0   (R11)(R13*1)
 	VMOVUPS      (R11), Y9
 	VDIVPS       Y11, Y9, Y9
 	VPAND        Y0, Y9, Y10
@@ -1589,7 +1652,7 @@ done:
 	RET
 
 // func decodeE5M2ColsAVX2(dst *float32, ld int, src *byte, stride int, scales *float32, blocks int, rows int)
-// Requires: AVX, AVX2, F16C
+// Requires: AVX, AVX2, F16C, MMX+
 TEXT ·decodeE5M2ColsAVX2(SB), NOSPLIT, $0-56
 	MOVQ  rows+48(FP), AX
 	MOVQ  blocks+40(FP), CX
@@ -1599,6 +1662,8 @@ TEXT ·decodeE5M2ColsAVX2(SB), NOSPLIT, $0-56
 	MOVQ  src+16(FP), R8
 	MOVQ  stride+24(FP), R10
 	MOVQ  scales+32(FP), R11
+	MOVQ  R10, R13
+	SHLQ  $0x04, R13
 	TESTQ AX, AX
 	JZ    done
 	TESTQ CX, CX
@@ -1611,6 +1676,7 @@ row:
 	MOVQ CX, DX
 
 block:
+	PREFETCHT0   (R9)(R13*1)
 	VPMOVZXBW    (R9), Y0
 	VPSLLW       $0x08, Y0, Y0
 	VCVTPH2PS    X0, Y1
@@ -1635,7 +1701,7 @@ done:
 	RET
 
 // func encodeE5M2ColsAVX2(dst *byte, stride int, src *float32, ld int, scales *float32, blocks int, rows int)
-// Requires: AVX, AVX2
+// Requires: AVX, AVX2, MMX+
 TEXT ·encodeE5M2ColsAVX2(SB), NOSPLIT, $0-56
 	VBROADCASTSS c7fffffff<>+0(SB), Y0
 	VBROADCASTSS c00000080<>+0(SB), Y1
@@ -1652,6 +1718,8 @@ TEXT ·encodeE5M2ColsAVX2(SB), NOSPLIT, $0-56
 	MOVQ         ld+24(FP), R10
 	SHLQ         $0x02, R10
 	MOVQ         scales+32(FP), R11
+	MOVQ         R10, R13
+	SHLQ         $0x04, R13
 	TESTQ        AX, AX
 	JZ           done
 	TESTQ        CX, CX
@@ -1664,6 +1732,7 @@ row:
 	MOVQ CX, DX
 
 block:
+	PREFETCHT0   (R9)(R13*1)
 	VMOVUPS      (R9), Y9
 	VDIVPS       (R12), Y9, Y9
 	VPAND        Y0, Y9, Y10
@@ -1716,7 +1785,7 @@ done:
 	RET
 
 // func decodeE5M6AVX2(dst *float32, ld int, src *byte, stride int, scales *float32, step int, blocks int, rows int)
-// Requires: AVX, AVX2, F16C
+// Requires: AVX, AVX2, F16C, MMX+
 TEXT ·decodeE5M6AVX2(SB), NOSPLIT, $0-64
 	VBROADCASTSS cfff0fff0<>+0(SB), Y0
 	VBROADCASTSS c00010010<>+0(SB), Y2
@@ -1732,6 +1801,8 @@ TEXT ·decodeE5M6AVX2(SB), NOSPLIT, $0-64
 	SHLQ         $0x02, R9
 	MOVQ         src+16(FP), R10
 	MOVQ         stride+24(FP), R12
+	MOVQ         R12, R13
+	SHLQ         $0x04, R13
 	TESTQ        DX, DX
 	JZ           done
 	TESTQ        BX, BX
@@ -1745,6 +1816,7 @@ row:
 	MOVQ         BX, SI
 
 block:
+	PREFETCHT0   (R11)(R13*1)
 	VMOVDQU      (R11), X3
 	VINSERTI128  $0x01, 8(R11), Y3, Y3
 	VPSHUFB      Y1, Y3, Y3
@@ -1774,7 +1846,7 @@ DATA c00010010<>+0(SB)/4, $0x00010010
 GLOBL c00010010<>(SB), RODATA|NOPTR, $4
 
 // func encodeE5M6AVX2(dst *byte, stride int, src *float32, ld int, scales *float32, step int, blocks int, rows int)
-// Requires: AVX, AVX2
+// Requires: AVX, AVX2, MMX+
 TEXT ·encodeE5M6AVX2(SB), NOSPLIT, $0-64
 	VBROADCASTSS c7fffffff<>+0(SB), Y0
 	VBROADCASTSS c00000800<>+0(SB), Y1
@@ -1795,6 +1867,8 @@ TEXT ·encodeE5M6AVX2(SB), NOSPLIT, $0-64
 	MOVQ         src+16(FP), R10
 	MOVQ         ld+24(FP), R12
 	SHLQ         $0x02, R12
+	MOVQ         R12, R13
+	SHLQ         $0x04, R13
 	TESTQ        DX, DX
 	JZ           done
 	TESTQ        BX, BX
@@ -1808,6 +1882,7 @@ row:
 	MOVQ         BX, SI
 
 block:
+	PREFETCHT0   (R11)(R13*1)
 	VMOVUPS      (R11), Y11
 	VDIVPS       Y13, Y11, Y11
 	VPAND        Y0, Y11, Y12
@@ -1869,7 +1944,7 @@ done:
 	RET
 
 // func decodeE5M6ColsAVX2(dst *float32, ld int, src *byte, stride int, scales *float32, blocks int, rows int)
-// Requires: AVX, AVX2, F16C
+// Requires: AVX, AVX2, F16C, MMX+
 TEXT ·decodeE5M6ColsAVX2(SB), NOSPLIT, $0-56
 	VBROADCASTSS cfff0fff0<>+0(SB), Y0
 	VBROADCASTSS c00010010<>+0(SB), Y2
@@ -1883,6 +1958,8 @@ TEXT ·decodeE5M6ColsAVX2(SB), NOSPLIT, $0-56
 	MOVQ         src+16(FP), R8
 	MOVQ         stride+24(FP), R10
 	MOVQ         scales+32(FP), R11
+	MOVQ         R10, R13
+	SHLQ         $0x04, R13
 	TESTQ        AX, AX
 	JZ           done
 	TESTQ        CX, CX
@@ -1895,6 +1972,7 @@ row:
 	MOVQ CX, DX
 
 block:
+	PREFETCHT0   (R9)(R13*1)
 	VMOVDQU      (R9), X3
 	VINSERTI128  $0x01, 8(R9), Y3, Y3
 	VPSHUFB      Y1, Y3, Y3
@@ -1922,7 +2000,7 @@ done:
 	RET
 
 // func encodeE5M6ColsAVX2(dst *byte, stride int, src *float32, ld int, scales *float32, blocks int, rows int)
-// Requires: AVX, AVX2
+// Requires: AVX, AVX2, MMX+
 TEXT ·encodeE5M6ColsAVX2(SB), NOSPLIT, $0-56
 	VBROADCASTSS c7fffffff<>+0(SB), Y0
 	VBROADCASTSS c00000800<>+0(SB), Y1
@@ -1941,6 +2019,8 @@ TEXT ·encodeE5M6ColsAVX2(SB), NOSPLIT, $0-56
 	MOVQ         ld+24(FP), R10
 	SHLQ         $0x02, R10
 	MOVQ         scales+32(FP), R11
+	MOVQ         R10, R13
+	SHLQ         $0x04, R13
 	TESTQ        AX, AX
 	JZ           done
 	TESTQ        CX, CX
@@ -1953,6 +2033,7 @@ row:
 	MOVQ CX, DX
 
 block:
+	PREFETCHT0   (R9)(R13*1)
 	VMOVUPS      (R9), Y11
 	VDIVPS       (R12), Y11, Y11
 	VPAND        Y0, Y11, Y12
@@ -2015,7 +2096,7 @@ done:
 	RET
 
 // func decodeBF16AVX2(dst *float32, ld int, src *byte, stride int, blocks int, rows int)
-// Requires: AVX, AVX2
+// Requires: AVX, AVX2, MMX+
 TEXT ·decodeBF16AVX2(SB), NOSPLIT, $0-48
 	MOVQ  rows+40(FP), AX
 	MOVQ  blocks+32(FP), CX
@@ -2024,6 +2105,8 @@ TEXT ·decodeBF16AVX2(SB), NOSPLIT, $0-48
 	SHLQ  $0x02, DI
 	MOVQ  src+16(FP), R8
 	MOVQ  stride+24(FP), R10
+	MOVQ  R10, R11
+	SHLQ  $0x04, R11
 	TESTQ AX, AX
 	JZ    done
 	TESTQ CX, CX
@@ -2035,27 +2118,28 @@ row:
 	MOVQ CX, DX
 
 block:
-	VPMOVZXWD (R9), Y0
-	VPSLLD    $0x10, Y0, Y0
-	VMOVUPS   Y0, (SI)
-	VPMOVZXWD 16(R9), Y1
-	VPSLLD    $0x10, Y1, Y1
-	VMOVUPS   Y1, 32(SI)
-	ADDQ      $0x40, SI
-	ADDQ      $0x20, R9
-	DECQ      DX
-	JNZ       block
-	ADDQ      DI, BX
-	ADDQ      R10, R8
-	DECQ      AX
-	JNZ       row
+	PREFETCHT0 (R9)(R11*1)
+	VPMOVZXWD  (R9), Y0
+	VPSLLD     $0x10, Y0, Y0
+	VMOVUPS    Y0, (SI)
+	VPMOVZXWD  16(R9), Y1
+	VPSLLD     $0x10, Y1, Y1
+	VMOVUPS    Y1, 32(SI)
+	ADDQ       $0x40, SI
+	ADDQ       $0x20, R9
+	DECQ       DX
+	JNZ        block
+	ADDQ       DI, BX
+	ADDQ       R10, R8
+	DECQ       AX
+	JNZ        row
 
 done:
 	VZEROUPPER
 	RET
 
 // func encodeBF16AVX2(dst *byte, stride int, src *float32, ld int, blocks int, rows int)
-// Requires: AVX, AVX2
+// Requires: AVX, AVX2, MMX+
 TEXT ·encodeBF16AVX2(SB), NOSPLIT, $0-48
 	VBROADCASTSS c00000001<>+0(SB), Y4
 	VBROADCASTSS c00007fff<>+0(SB), Y5
@@ -2067,6 +2151,8 @@ TEXT ·encodeBF16AVX2(SB), NOSPLIT, $0-48
 	MOVQ         src+16(FP), R8
 	MOVQ         ld+24(FP), R10
 	SHLQ         $0x02, R10
+	MOVQ         R10, R11
+	SHLQ         $0x04, R11
 	TESTQ        AX, AX
 	JZ           done
 	TESTQ        CX, CX
@@ -2078,35 +2164,36 @@ row:
 	MOVQ CX, DX
 
 block:
-	VMOVUPS   (R9), Y2
-	VPSRLD    $0x10, Y2, Y3
-	VPAND     Y4, Y3, Y0
-	VPADDD    Y5, Y0, Y0
-	VPADDD    Y2, Y0, Y0
-	VPSRLD    $0x10, Y0, Y0
-	VCMPPS    $0x03, Y2, Y2, Y2
-	VPOR      Y6, Y3, Y3
-	VBLENDVPS Y2, Y3, Y0, Y0
-	VMOVUPS   32(R9), Y2
-	VPSRLD    $0x10, Y2, Y3
-	VPAND     Y4, Y3, Y1
-	VPADDD    Y5, Y1, Y1
-	VPADDD    Y2, Y1, Y1
-	VPSRLD    $0x10, Y1, Y1
-	VCMPPS    $0x03, Y2, Y2, Y2
-	VPOR      Y6, Y3, Y3
-	VBLENDVPS Y2, Y3, Y1, Y1
-	VPACKUSDW Y1, Y0, Y0
-	VPERMQ    $0xd8, Y0, Y0
-	VMOVDQU   Y0, (SI)
-	ADDQ      $0x20, SI
-	ADDQ      $0x40, R9
-	DECQ      DX
-	JNZ       block
-	ADDQ      DI, BX
-	ADDQ      R10, R8
-	DECQ      AX
-	JNZ       row
+	PREFETCHT0 (R9)(R11*1)
+	VMOVUPS    (R9), Y2
+	VPSRLD     $0x10, Y2, Y3
+	VPAND      Y4, Y3, Y0
+	VPADDD     Y5, Y0, Y0
+	VPADDD     Y2, Y0, Y0
+	VPSRLD     $0x10, Y0, Y0
+	VCMPPS     $0x03, Y2, Y2, Y2
+	VPOR       Y6, Y3, Y3
+	VBLENDVPS  Y2, Y3, Y0, Y0
+	VMOVUPS    32(R9), Y2
+	VPSRLD     $0x10, Y2, Y3
+	VPAND      Y4, Y3, Y1
+	VPADDD     Y5, Y1, Y1
+	VPADDD     Y2, Y1, Y1
+	VPSRLD     $0x10, Y1, Y1
+	VCMPPS     $0x03, Y2, Y2, Y2
+	VPOR       Y6, Y3, Y3
+	VBLENDVPS  Y2, Y3, Y1, Y1
+	VPACKUSDW  Y1, Y0, Y0
+	VPERMQ     $0xd8, Y0, Y0
+	VMOVDQU    Y0, (SI)
+	ADDQ       $0x20, SI
+	ADDQ       $0x40, R9
+	DECQ       DX
+	JNZ        block
+	ADDQ       DI, BX
+	ADDQ       R10, R8
+	DECQ       AX
+	JNZ        row
 
 done:
 	VZEROUPPER
@@ -2163,7 +2250,7 @@ done:
 	RET
 
 // func amaxColsAVX2(amax *uint32, src *float32, ld int, blocks int, rows int)
-// Requires: AVX, AVX2
+// Requires: AVX, AVX2, MMX+
 TEXT ·amaxColsAVX2(SB), NOSPLIT, $0-40
 	VBROADCASTSS c7fffffff<>+0(SB), Y0
 	MOVQ         rows+32(FP), AX
@@ -2172,6 +2259,8 @@ TEXT ·amaxColsAVX2(SB), NOSPLIT, $0-40
 	MOVQ         src+8(FP), DI
 	MOVQ         ld+16(FP), R9
 	SHLQ         $0x02, R9
+	MOVQ         R9, R10
+	SHLQ         $0x04, R10
 	TESTQ        AX, AX
 	JZ           done
 	TESTQ        CX, CX
@@ -2183,19 +2272,20 @@ row:
 	MOVQ CX, DX
 
 block:
-	VPAND   (R8), Y0, Y1
-	VPMAXUD (SI), Y1, Y1
-	VMOVDQU Y1, (SI)
-	VPAND   32(R8), Y0, Y2
-	VPMAXUD 32(SI), Y2, Y2
-	VMOVDQU Y2, 32(SI)
-	ADDQ    $0x40, SI
-	ADDQ    $0x40, R8
-	DECQ    DX
-	JNZ     block
-	ADDQ    R9, DI
-	DECQ    AX
-	JNZ     row
+	PREFETCHT0 (R8)(R10*1)
+	VPAND      (R8), Y0, Y1
+	VPMAXUD    (SI), Y1, Y1
+	VMOVDQU    Y1, (SI)
+	VPAND      32(R8), Y0, Y2
+	VPMAXUD    32(SI), Y2, Y2
+	VMOVDQU    Y2, 32(SI)
+	ADDQ       $0x40, SI
+	ADDQ       $0x40, R8
+	DECQ       DX
+	JNZ        block
+	ADDQ       R9, DI
+	DECQ       AX
+	JNZ        row
 
 done:
 	VZEROUPPER

@@ -5,6 +5,7 @@ package main
 import (
 	"fmt"
 	"math"
+	"math/bits"
 
 	. "github.com/mmcloughlin/avo/build"
 	. "github.com/mmcloughlin/avo/operand"
@@ -174,6 +175,10 @@ type walk struct {
 	pitchUnit int
 }
 
+// rowsAhead is how many rows before it reads them a grid asks for those of its source; a power of two. Rows are often short
+// and far apart, where a processor guesses wrong.
+const rowsAhead = 16
+
 // grid writes the loops over rows and, within a row, blocks, and the end of the routine.
 func grid(walks []walk, row func(), block func(at map[string]Mem)) {
 	rows := Load(Param("rows"), GP64())
@@ -190,6 +195,9 @@ func grid(walks []walk, row func(), block func(at map[string]Mem)) {
 			}
 		}
 	}
+	far := GP64()
+	MOVQ(pitches["src"], far)
+	SHLQ(Imm(uint64(bits.TrailingZeros(rowsAhead))), far)
 	TESTQ(rows, rows)
 	JZ(LabelRef("done"))
 	TESTQ(blocks, blocks)
@@ -203,6 +211,7 @@ func grid(walks []walk, row func(), block func(at map[string]Mem)) {
 	}
 	MOVQ(blocks, left)
 	Label("block")
+	PREFETCHT0(Mem{Base: at["src"].Base, Index: far, Scale: 1})
 	block(at)
 	for _, w := range walks {
 		ADDQ(Imm(uint64(w.bytes)), at[w.pointer].Base)
