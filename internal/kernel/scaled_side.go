@@ -82,14 +82,20 @@ func (s *side) scales(dst []float32, line, p int) {
 			dst[i] = 1
 		}
 		return
+	case m.Scale != lowp.ScaleE8M0 && s.down && m.TileCols == 1: // gradients of weights: they stand side by side
+		copy(dst, m.Scales[(s.strip+p/s.tile)*across+line:])
+		return
 	case !s.down && m.TileRows == 1: // activations: no need to look for runs
 		at := line*across + p/s.tile
-		for i := range dst {
-			if m.Scale == lowp.ScaleE8M0 {
+		if m.Scale == lowp.ScaleE8M0 {
+			for i := range dst {
 				dst[i] = lowp.DecodeE8M0(m.Exponents[at])
-			} else {
-				dst[i] = m.Scales[at]
+				at += across
 			}
+			return
+		}
+		for i := range dst {
+			dst[i] = m.Scales[at]
 			at += across
 		}
 		return

@@ -183,11 +183,14 @@ const rowsAhead = 16
 func grid(walks []walk, row func(), block func(at map[string]Mem)) {
 	rows := Load(Param("rows"), GP64())
 	blocks := Load(Param("blocks"), GP64())
-	left := GP64()
+	left, wide := GP64(), 0
 	starts, at, pitches := map[string]reg.Register{}, map[string]Mem{}, map[string]reg.Register{}
 	for _, w := range walks {
 		starts[w.pointer] = Load(Param(w.pointer), GP64())
 		at[w.pointer] = Mem{Base: GP64()}
+		if w.pointer == "src" {
+			wide = w.bytes
+		}
 		if w.pitch != "" {
 			pitches[w.pointer] = Load(Param(w.pitch), GP64())
 			if w.pitchUnit == 4 {
@@ -211,7 +214,9 @@ func grid(walks []walk, row func(), block func(at map[string]Mem)) {
 	}
 	MOVQ(blocks, left)
 	Label("block")
-	PREFETCHT0(Mem{Base: at["src"].Base, Index: far, Scale: 1})
+	for line := 0; line < wide; line += 64 {
+		PREFETCHT0(Mem{Base: at["src"].Base, Index: far, Scale: 1, Disp: line})
+	}
 	block(at)
 	for _, w := range walks {
 		ADDQ(Imm(uint64(w.bytes)), at[w.pointer].Base)
