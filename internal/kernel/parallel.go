@@ -22,13 +22,17 @@ func splitWays(m, n, k int) int {
 }
 
 // productJob is the product that the workers are at, in parts of rows and columns; or, with b, in parts of rows that share
-// a packed block of B, all columns and values k0..k1.
+// a packed block of B, columns j0..j1 and values k0..k1.
 var productJob struct {
 	product
 	rowParts, columnParts int
 	b                     []float32
-	k0, k1                int
+	j0, j1, k0, k1        int
 }
+
+// sharedTiles is how many tiles high a part must be at least for parts to be of rows alone, so that they can share B: fewer
+// would leave each too little to do with a panel.
+const sharedTiles = 8
 
 // sharedColumns is the number of columns of B that a thread packs at once, a multiple of every tile width.
 const sharedColumns = 2 * maxTileCols
@@ -40,15 +44,22 @@ func (p *pool) runProduct(q *product, threads int) {
 	flops := 2 * int64(q.m) * int64(q.n) * int64(q.k)
 	perThread := int(min(max(flops/(int64(threads)*partFlops), 1), maxParts))
 	j.rowParts, j.columnParts = grid(t.rows, t.cols, q.m, q.n, threads*perThread)
+	if (q.m+t.rows-1)/t.rows >= sharedTiles*threads*perThread {
+		j.rowParts, j.columnParts = threads*perThread, 1
+	}
 	_, rows := share(0, j.rowParts, q.m, t.rows)
 	part := q.part(0, rows, 0, q.n)
-	if j.columnParts == 1 && j.rowParts > 1 && !part.readsB() && (q.n+t.cols)*q.deepest() <= blockB {
+	if j.columnParts == 1 && j.rowParts > 1 && !part.readsB() {
 		w := borrowWorkspace()
 		j.b = w.b
-		for j.k0 = 0; j.k0 < q.k; j.k0 = j.k1 {
-			j.k1 = min(j.k0+q.deepest(), q.k)
-			p.run((q.n+sharedColumns-1)/sharedColumns, packSharedPart)
-			p.run(j.rowParts, runSharedPart)
+		across := blockB / q.deepest() / t.cols * t.cols
+		for j.j0 = 0; j.j0 < q.n; j.j0 = j.j1 {
+			j.j1 = min(j.j0+across, q.n)
+			for j.k0 = 0; j.k0 < q.k; j.k0 = j.k1 {
+				j.k1 = min(j.k0+q.deepest(), q.k)
+				p.run((j.j1-j.j0+sharedColumns-1)/sharedColumns, packSharedPart)
+				p.run(j.rowParts, runSharedPart)
+			}
 		}
 		j.b = nil
 		w.giveBack()
@@ -60,8 +71,8 @@ func (p *pool) runProduct(q *product, threads int) {
 
 func packSharedPart(i int) {
 	q, w := &productJob, borrowWorkspace()
-	j0 := i * sharedColumns
-	w.packB(active.Load().micro, &q.product, q.b[j0*(q.k1-q.k0):], q.k0, q.k1, j0, min(j0+sharedColumns, q.n))
+	j0 := q.j0 + i*sharedColumns
+	w.packB(active.Load().micro, &q.product, q.b[(j0-q.j0)*(q.k1-q.k0):], q.k0, q.k1, j0, min(j0+sharedColumns, q.j1))
 	w.giveBack()
 }
 
@@ -73,7 +84,7 @@ func runSharedPart(i int) {
 	}
 	part := q.part(i0, i1, 0, q.n)
 	w := borrowWorkspace()
-	w.blocks(t, &part, q.b, part.readsA(), false, 0, q.n, q.k0, q.k1)
+	w.blocks(t, &part, q.b, part.readsA(), false, q.j0, q.j1, q.k0, q.k1)
 	w.giveBack()
 }
 
