@@ -83,6 +83,9 @@ func (w *scaledSpace) multiply(t *micro, p *scaledProduct) {
 		}
 	}
 	high := scaledBlockM(t)
+	if p.n <= scaledWidth && !p.a.down {
+		high = 2 * t.rows // lines of A that are used once need not go through the second cache level
+	}
 	width, keep := p.n, p.m > high
 	if keep {
 		width = scaledBlockN
@@ -127,9 +130,9 @@ func (s *side) lineScales(dst []float32, line, p int) {
 func (w *scaledSpace) tiles(t *micro, p *scaledProduct, i0, i1, j, cols, depth int, panel, scales []float32, accumulate bool) {
 	for from := 0; from < cols; from += t.cols {
 		n := min(t.cols, cols-from)
-		width, edge := n, !t.fits(n)
-		for i := i0; i < i1; i += t.rows {
-			rows, at := min(t.rows, i1-i), i*p.ldc+j+from
+		width, edge, height := n, !t.fits(n), t.tileHeight(i1-i0)
+		for i := i0; i < i1; i += height {
+			rows, at := min(height, i1-i), i*p.ldc+j+from
 			c, ldc := p.c[at:], p.ldc
 			if edge { // a tile at the right edge is computed whole, by the same routine, on a copy
 				if accumulate {

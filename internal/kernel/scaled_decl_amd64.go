@@ -24,6 +24,106 @@ package kernel
 //go:noescape
 func scaled14x32AVX512(k int, a *float32, b *float32, c *float32, ldc int, rowScale *float32, colScale *float32, accumulate bool)
 
+// scaled13x32AVX512 computes a tile of 13 x 32 values from rows of A and of B:
+//
+//	for i := range 13 {
+//		for j := range 32 {
+//			var sum float32
+//			for p := range k {
+//				sum = fma(a[128*i+p], b[32*p+j], sum)
+//			}
+//			sum *= rowScale[i]
+//			if accumulate {
+//				c[ldc*i+j] = fma(sum, colScale[j], c[ldc*i+j])
+//			} else {
+//				c[ldc*i+j] = sum * colScale[j]
+//			}
+//		}
+//	}
+//
+//go:noescape
+func scaled13x32AVX512(k int, a *float32, b *float32, c *float32, ldc int, rowScale *float32, colScale *float32, accumulate bool)
+
+// scaled12x32AVX512 computes a tile of 12 x 32 values from rows of A and of B:
+//
+//	for i := range 12 {
+//		for j := range 32 {
+//			var sum float32
+//			for p := range k {
+//				sum = fma(a[128*i+p], b[32*p+j], sum)
+//			}
+//			sum *= rowScale[i]
+//			if accumulate {
+//				c[ldc*i+j] = fma(sum, colScale[j], c[ldc*i+j])
+//			} else {
+//				c[ldc*i+j] = sum * colScale[j]
+//			}
+//		}
+//	}
+//
+//go:noescape
+func scaled12x32AVX512(k int, a *float32, b *float32, c *float32, ldc int, rowScale *float32, colScale *float32, accumulate bool)
+
+// scaled11x32AVX512 computes a tile of 11 x 32 values from rows of A and of B:
+//
+//	for i := range 11 {
+//		for j := range 32 {
+//			var sum float32
+//			for p := range k {
+//				sum = fma(a[128*i+p], b[32*p+j], sum)
+//			}
+//			sum *= rowScale[i]
+//			if accumulate {
+//				c[ldc*i+j] = fma(sum, colScale[j], c[ldc*i+j])
+//			} else {
+//				c[ldc*i+j] = sum * colScale[j]
+//			}
+//		}
+//	}
+//
+//go:noescape
+func scaled11x32AVX512(k int, a *float32, b *float32, c *float32, ldc int, rowScale *float32, colScale *float32, accumulate bool)
+
+// scaled10x32AVX512 computes a tile of 10 x 32 values from rows of A and of B:
+//
+//	for i := range 10 {
+//		for j := range 32 {
+//			var sum float32
+//			for p := range k {
+//				sum = fma(a[128*i+p], b[32*p+j], sum)
+//			}
+//			sum *= rowScale[i]
+//			if accumulate {
+//				c[ldc*i+j] = fma(sum, colScale[j], c[ldc*i+j])
+//			} else {
+//				c[ldc*i+j] = sum * colScale[j]
+//			}
+//		}
+//	}
+//
+//go:noescape
+func scaled10x32AVX512(k int, a *float32, b *float32, c *float32, ldc int, rowScale *float32, colScale *float32, accumulate bool)
+
+// scaled9x32AVX512 computes a tile of 9 x 32 values from rows of A and of B:
+//
+//	for i := range 9 {
+//		for j := range 32 {
+//			var sum float32
+//			for p := range k {
+//				sum = fma(a[128*i+p], b[32*p+j], sum)
+//			}
+//			sum *= rowScale[i]
+//			if accumulate {
+//				c[ldc*i+j] = fma(sum, colScale[j], c[ldc*i+j])
+//			} else {
+//				c[ldc*i+j] = sum * colScale[j]
+//			}
+//		}
+//	}
+//
+//go:noescape
+func scaled9x32AVX512(k int, a *float32, b *float32, c *float32, ldc int, rowScale *float32, colScale *float32, accumulate bool)
+
 // scaled8x32AVX512 computes a tile of 8 x 32 values from rows of A and of B:
 //
 //	for i := range 8 {
@@ -44,6 +144,66 @@ func scaled14x32AVX512(k int, a *float32, b *float32, c *float32, ldc int, rowSc
 //go:noescape
 func scaled8x32AVX512(k int, a *float32, b *float32, c *float32, ldc int, rowScale *float32, colScale *float32, accumulate bool)
 
+// scaled7x32AVX512 computes a tile of 7 x 32 values from rows of A and of B:
+//
+//	for i := range 7 {
+//		for j := range 32 {
+//			var sum float32
+//			for p := range k {
+//				sum = fma(a[128*i+p], b[32*p+j], sum)
+//			}
+//			sum *= rowScale[i]
+//			if accumulate {
+//				c[ldc*i+j] = fma(sum, colScale[j], c[ldc*i+j])
+//			} else {
+//				c[ldc*i+j] = sum * colScale[j]
+//			}
+//		}
+//	}
+//
+//go:noescape
+func scaled7x32AVX512(k int, a *float32, b *float32, c *float32, ldc int, rowScale *float32, colScale *float32, accumulate bool)
+
+// scaled6x32AVX512 computes a tile of 6 x 32 values from rows of A and of B:
+//
+//	for i := range 6 {
+//		for j := range 32 {
+//			var sum float32
+//			for p := range k {
+//				sum = fma(a[128*i+p], b[32*p+j], sum)
+//			}
+//			sum *= rowScale[i]
+//			if accumulate {
+//				c[ldc*i+j] = fma(sum, colScale[j], c[ldc*i+j])
+//			} else {
+//				c[ldc*i+j] = sum * colScale[j]
+//			}
+//		}
+//	}
+//
+//go:noescape
+func scaled6x32AVX512(k int, a *float32, b *float32, c *float32, ldc int, rowScale *float32, colScale *float32, accumulate bool)
+
+// scaled5x32AVX512 computes a tile of 5 x 32 values from rows of A and of B:
+//
+//	for i := range 5 {
+//		for j := range 32 {
+//			var sum float32
+//			for p := range k {
+//				sum = fma(a[128*i+p], b[32*p+j], sum)
+//			}
+//			sum *= rowScale[i]
+//			if accumulate {
+//				c[ldc*i+j] = fma(sum, colScale[j], c[ldc*i+j])
+//			} else {
+//				c[ldc*i+j] = sum * colScale[j]
+//			}
+//		}
+//	}
+//
+//go:noescape
+func scaled5x32AVX512(k int, a *float32, b *float32, c *float32, ldc int, rowScale *float32, colScale *float32, accumulate bool)
+
 // scaled4x32AVX512 computes a tile of 4 x 32 values from rows of A and of B:
 //
 //	for i := range 4 {
@@ -63,6 +223,26 @@ func scaled8x32AVX512(k int, a *float32, b *float32, c *float32, ldc int, rowSca
 //
 //go:noescape
 func scaled4x32AVX512(k int, a *float32, b *float32, c *float32, ldc int, rowScale *float32, colScale *float32, accumulate bool)
+
+// scaled3x32AVX512 computes a tile of 3 x 32 values from rows of A and of B:
+//
+//	for i := range 3 {
+//		for j := range 32 {
+//			var sum float32
+//			for p := range k {
+//				sum = fma(a[128*i+p], b[32*p+j], sum)
+//			}
+//			sum *= rowScale[i]
+//			if accumulate {
+//				c[ldc*i+j] = fma(sum, colScale[j], c[ldc*i+j])
+//			} else {
+//				c[ldc*i+j] = sum * colScale[j]
+//			}
+//		}
+//	}
+//
+//go:noescape
+func scaled3x32AVX512(k int, a *float32, b *float32, c *float32, ldc int, rowScale *float32, colScale *float32, accumulate bool)
 
 // scaled2x32AVX512 computes a tile of 2 x 32 values from rows of A and of B:
 //
@@ -124,6 +304,26 @@ func scaled1x32AVX512(k int, a *float32, b *float32, c *float32, ldc int, rowSca
 //go:noescape
 func scaled6x16AVX2(k int, a *float32, b *float32, c *float32, ldc int, rowScale *float32, colScale *float32, accumulate bool)
 
+// scaled5x16AVX2 computes a tile of 5 x 16 values from rows of A and of B:
+//
+//	for i := range 5 {
+//		for j := range 16 {
+//			var sum float32
+//			for p := range k {
+//				sum = fma(a[128*i+p], b[32*p+j], sum)
+//			}
+//			sum *= rowScale[i]
+//			if accumulate {
+//				c[ldc*i+j] = fma(sum, colScale[j], c[ldc*i+j])
+//			} else {
+//				c[ldc*i+j] = sum * colScale[j]
+//			}
+//		}
+//	}
+//
+//go:noescape
+func scaled5x16AVX2(k int, a *float32, b *float32, c *float32, ldc int, rowScale *float32, colScale *float32, accumulate bool)
+
 // scaled4x16AVX2 computes a tile of 4 x 16 values from rows of A and of B:
 //
 //	for i := range 4 {
@@ -143,6 +343,26 @@ func scaled6x16AVX2(k int, a *float32, b *float32, c *float32, ldc int, rowScale
 //
 //go:noescape
 func scaled4x16AVX2(k int, a *float32, b *float32, c *float32, ldc int, rowScale *float32, colScale *float32, accumulate bool)
+
+// scaled3x16AVX2 computes a tile of 3 x 16 values from rows of A and of B:
+//
+//	for i := range 3 {
+//		for j := range 16 {
+//			var sum float32
+//			for p := range k {
+//				sum = fma(a[128*i+p], b[32*p+j], sum)
+//			}
+//			sum *= rowScale[i]
+//			if accumulate {
+//				c[ldc*i+j] = fma(sum, colScale[j], c[ldc*i+j])
+//			} else {
+//				c[ldc*i+j] = sum * colScale[j]
+//			}
+//		}
+//	}
+//
+//go:noescape
+func scaled3x16AVX2(k int, a *float32, b *float32, c *float32, ldc int, rowScale *float32, colScale *float32, accumulate bool)
 
 // scaled2x16AVX2 computes a tile of 2 x 16 values from rows of A and of B:
 //
@@ -204,6 +424,106 @@ func scaled1x16AVX2(k int, a *float32, b *float32, c *float32, ldc int, rowScale
 //go:noescape
 func scaled14x16AVX512(k int, a *float32, b *float32, c *float32, ldc int, rowScale *float32, colScale *float32, accumulate bool)
 
+// scaled13x16AVX512 computes a tile of 13 x 16 values from rows of A and of B:
+//
+//	for i := range 13 {
+//		for j := range 16 {
+//			var sum float32
+//			for p := range k {
+//				sum = fma(a[128*i+p], b[32*p+j], sum)
+//			}
+//			sum *= rowScale[i]
+//			if accumulate {
+//				c[ldc*i+j] = fma(sum, colScale[j], c[ldc*i+j])
+//			} else {
+//				c[ldc*i+j] = sum * colScale[j]
+//			}
+//		}
+//	}
+//
+//go:noescape
+func scaled13x16AVX512(k int, a *float32, b *float32, c *float32, ldc int, rowScale *float32, colScale *float32, accumulate bool)
+
+// scaled12x16AVX512 computes a tile of 12 x 16 values from rows of A and of B:
+//
+//	for i := range 12 {
+//		for j := range 16 {
+//			var sum float32
+//			for p := range k {
+//				sum = fma(a[128*i+p], b[32*p+j], sum)
+//			}
+//			sum *= rowScale[i]
+//			if accumulate {
+//				c[ldc*i+j] = fma(sum, colScale[j], c[ldc*i+j])
+//			} else {
+//				c[ldc*i+j] = sum * colScale[j]
+//			}
+//		}
+//	}
+//
+//go:noescape
+func scaled12x16AVX512(k int, a *float32, b *float32, c *float32, ldc int, rowScale *float32, colScale *float32, accumulate bool)
+
+// scaled11x16AVX512 computes a tile of 11 x 16 values from rows of A and of B:
+//
+//	for i := range 11 {
+//		for j := range 16 {
+//			var sum float32
+//			for p := range k {
+//				sum = fma(a[128*i+p], b[32*p+j], sum)
+//			}
+//			sum *= rowScale[i]
+//			if accumulate {
+//				c[ldc*i+j] = fma(sum, colScale[j], c[ldc*i+j])
+//			} else {
+//				c[ldc*i+j] = sum * colScale[j]
+//			}
+//		}
+//	}
+//
+//go:noescape
+func scaled11x16AVX512(k int, a *float32, b *float32, c *float32, ldc int, rowScale *float32, colScale *float32, accumulate bool)
+
+// scaled10x16AVX512 computes a tile of 10 x 16 values from rows of A and of B:
+//
+//	for i := range 10 {
+//		for j := range 16 {
+//			var sum float32
+//			for p := range k {
+//				sum = fma(a[128*i+p], b[32*p+j], sum)
+//			}
+//			sum *= rowScale[i]
+//			if accumulate {
+//				c[ldc*i+j] = fma(sum, colScale[j], c[ldc*i+j])
+//			} else {
+//				c[ldc*i+j] = sum * colScale[j]
+//			}
+//		}
+//	}
+//
+//go:noescape
+func scaled10x16AVX512(k int, a *float32, b *float32, c *float32, ldc int, rowScale *float32, colScale *float32, accumulate bool)
+
+// scaled9x16AVX512 computes a tile of 9 x 16 values from rows of A and of B:
+//
+//	for i := range 9 {
+//		for j := range 16 {
+//			var sum float32
+//			for p := range k {
+//				sum = fma(a[128*i+p], b[32*p+j], sum)
+//			}
+//			sum *= rowScale[i]
+//			if accumulate {
+//				c[ldc*i+j] = fma(sum, colScale[j], c[ldc*i+j])
+//			} else {
+//				c[ldc*i+j] = sum * colScale[j]
+//			}
+//		}
+//	}
+//
+//go:noescape
+func scaled9x16AVX512(k int, a *float32, b *float32, c *float32, ldc int, rowScale *float32, colScale *float32, accumulate bool)
+
 // scaled8x16AVX512 computes a tile of 8 x 16 values from rows of A and of B:
 //
 //	for i := range 8 {
@@ -224,6 +544,66 @@ func scaled14x16AVX512(k int, a *float32, b *float32, c *float32, ldc int, rowSc
 //go:noescape
 func scaled8x16AVX512(k int, a *float32, b *float32, c *float32, ldc int, rowScale *float32, colScale *float32, accumulate bool)
 
+// scaled7x16AVX512 computes a tile of 7 x 16 values from rows of A and of B:
+//
+//	for i := range 7 {
+//		for j := range 16 {
+//			var sum float32
+//			for p := range k {
+//				sum = fma(a[128*i+p], b[32*p+j], sum)
+//			}
+//			sum *= rowScale[i]
+//			if accumulate {
+//				c[ldc*i+j] = fma(sum, colScale[j], c[ldc*i+j])
+//			} else {
+//				c[ldc*i+j] = sum * colScale[j]
+//			}
+//		}
+//	}
+//
+//go:noescape
+func scaled7x16AVX512(k int, a *float32, b *float32, c *float32, ldc int, rowScale *float32, colScale *float32, accumulate bool)
+
+// scaled6x16AVX512 computes a tile of 6 x 16 values from rows of A and of B:
+//
+//	for i := range 6 {
+//		for j := range 16 {
+//			var sum float32
+//			for p := range k {
+//				sum = fma(a[128*i+p], b[32*p+j], sum)
+//			}
+//			sum *= rowScale[i]
+//			if accumulate {
+//				c[ldc*i+j] = fma(sum, colScale[j], c[ldc*i+j])
+//			} else {
+//				c[ldc*i+j] = sum * colScale[j]
+//			}
+//		}
+//	}
+//
+//go:noescape
+func scaled6x16AVX512(k int, a *float32, b *float32, c *float32, ldc int, rowScale *float32, colScale *float32, accumulate bool)
+
+// scaled5x16AVX512 computes a tile of 5 x 16 values from rows of A and of B:
+//
+//	for i := range 5 {
+//		for j := range 16 {
+//			var sum float32
+//			for p := range k {
+//				sum = fma(a[128*i+p], b[32*p+j], sum)
+//			}
+//			sum *= rowScale[i]
+//			if accumulate {
+//				c[ldc*i+j] = fma(sum, colScale[j], c[ldc*i+j])
+//			} else {
+//				c[ldc*i+j] = sum * colScale[j]
+//			}
+//		}
+//	}
+//
+//go:noescape
+func scaled5x16AVX512(k int, a *float32, b *float32, c *float32, ldc int, rowScale *float32, colScale *float32, accumulate bool)
+
 // scaled4x16AVX512 computes a tile of 4 x 16 values from rows of A and of B:
 //
 //	for i := range 4 {
@@ -243,6 +623,26 @@ func scaled8x16AVX512(k int, a *float32, b *float32, c *float32, ldc int, rowSca
 //
 //go:noescape
 func scaled4x16AVX512(k int, a *float32, b *float32, c *float32, ldc int, rowScale *float32, colScale *float32, accumulate bool)
+
+// scaled3x16AVX512 computes a tile of 3 x 16 values from rows of A and of B:
+//
+//	for i := range 3 {
+//		for j := range 16 {
+//			var sum float32
+//			for p := range k {
+//				sum = fma(a[128*i+p], b[32*p+j], sum)
+//			}
+//			sum *= rowScale[i]
+//			if accumulate {
+//				c[ldc*i+j] = fma(sum, colScale[j], c[ldc*i+j])
+//			} else {
+//				c[ldc*i+j] = sum * colScale[j]
+//			}
+//		}
+//	}
+//
+//go:noescape
+func scaled3x16AVX512(k int, a *float32, b *float32, c *float32, ldc int, rowScale *float32, colScale *float32, accumulate bool)
 
 // scaled2x16AVX512 computes a tile of 2 x 16 values from rows of A and of B:
 //
@@ -304,6 +704,26 @@ func scaled1x16AVX512(k int, a *float32, b *float32, c *float32, ldc int, rowSca
 //go:noescape
 func scaled6x8AVX2(k int, a *float32, b *float32, c *float32, ldc int, rowScale *float32, colScale *float32, accumulate bool)
 
+// scaled5x8AVX2 computes a tile of 5 x 8 values from rows of A and of B:
+//
+//	for i := range 5 {
+//		for j := range 8 {
+//			var sum float32
+//			for p := range k {
+//				sum = fma(a[128*i+p], b[32*p+j], sum)
+//			}
+//			sum *= rowScale[i]
+//			if accumulate {
+//				c[ldc*i+j] = fma(sum, colScale[j], c[ldc*i+j])
+//			} else {
+//				c[ldc*i+j] = sum * colScale[j]
+//			}
+//		}
+//	}
+//
+//go:noescape
+func scaled5x8AVX2(k int, a *float32, b *float32, c *float32, ldc int, rowScale *float32, colScale *float32, accumulate bool)
+
 // scaled4x8AVX2 computes a tile of 4 x 8 values from rows of A and of B:
 //
 //	for i := range 4 {
@@ -323,6 +743,26 @@ func scaled6x8AVX2(k int, a *float32, b *float32, c *float32, ldc int, rowScale 
 //
 //go:noescape
 func scaled4x8AVX2(k int, a *float32, b *float32, c *float32, ldc int, rowScale *float32, colScale *float32, accumulate bool)
+
+// scaled3x8AVX2 computes a tile of 3 x 8 values from rows of A and of B:
+//
+//	for i := range 3 {
+//		for j := range 8 {
+//			var sum float32
+//			for p := range k {
+//				sum = fma(a[128*i+p], b[32*p+j], sum)
+//			}
+//			sum *= rowScale[i]
+//			if accumulate {
+//				c[ldc*i+j] = fma(sum, colScale[j], c[ldc*i+j])
+//			} else {
+//				c[ldc*i+j] = sum * colScale[j]
+//			}
+//		}
+//	}
+//
+//go:noescape
+func scaled3x8AVX2(k int, a *float32, b *float32, c *float32, ldc int, rowScale *float32, colScale *float32, accumulate bool)
 
 // scaled2x8AVX2 computes a tile of 2 x 8 values from rows of A and of B:
 //

@@ -50,10 +50,10 @@ func main() {
 	}
 	if *scaledTiles {
 		for _, vectors := range []int{2, 1} {
-			for _, rows := range []int{14, 8, 4, 2, 1} {
+			for rows := 14; rows > 0; rows-- {
 				scaledTile(avx512, rows, vectors)
 			}
-			for _, rows := range []int{6, 4, 2, 1} {
+			for rows := 6; rows > 0; rows-- {
 				scaledTile(avx2, rows, vectors)
 			}
 		}
