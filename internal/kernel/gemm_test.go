@@ -244,40 +244,47 @@ func TestGemmElementsIndependent(t *testing.T) {
 }
 
 // Threads that share a packed block of B: several blocks deep, columns that end within a panel, operands that are copied and
-// such that are not.
+// such that are not; and more columns than a block has.
 func TestGemmSharedBlock(t *testing.T) {
-	const m, n, k = 330, 3*sharedColumns + 37, blockDepth + blockK + 7
 	eachImpl(t, func(t *testing.T) {
-		for _, l := range []Layout{NN, NT, TN} {
-			for _, pad := range []int{0, aliasing} { // rows a page apart
-				ld := func(cols int) int {
-					if pad == 0 {
-						return cols
-					}
-					return (cols + pad - 1) / pad * pad
-				}
-				rows, aCols, bRows, bCols := m, k, k, n
-				if l == TN {
-					rows, aCols = k, m
-				}
-				if l == NT {
-					bRows, bCols = n, k
-				}
-				a, b, c := randomMat(1, rows*ld(aCols)), randomMat(2, bRows*ld(bCols)), randomMat(3, m*n)
-				run := func(threads int) []float32 {
-					withThreads(t, threads)
-					got := slices.Clone(c)
-					Gemm(l, m, n, k, 1, a, ld(aCols), b, ld(bCols), 0.5, got, n)
-					SetThreads(1)
-					return got
-				}
-				want := run(1)
-				for _, threads := range []int{2, 3} {
-					sameBits(t, fmt.Sprintf("layout %d, %d threads", l, threads), run(threads), want)
-				}
-			}
+		testSharedBlock(t, 330, 3*sharedColumns+37, blockDepth+blockK+7)
+		if active.Load().vectors != scalar { // 2 GFLOP a product
+			testSharedBlock(t, 900, blockB/blockDepth+37, blockDepth)
+			testSharedBlock(t, 900, blockB/depthTN+37, depthTN)
 		}
 	})
+}
+
+func testSharedBlock(t *testing.T, m, n, k int) {
+	for _, l := range []Layout{NN, NT, TN} {
+		for _, pad := range []int{0, aliasing} { // rows a page apart
+			ld := func(cols int) int {
+				if pad == 0 {
+					return cols
+				}
+				return (cols + pad - 1) / pad * pad
+			}
+			rows, aCols, bRows, bCols := m, k, k, n
+			if l == TN {
+				rows, aCols = k, m
+			}
+			if l == NT {
+				bRows, bCols = n, k
+			}
+			a, b, c := randomMat(1, rows*ld(aCols)), randomMat(2, bRows*ld(bCols)), randomMat(3, m*n)
+			run := func(threads int) []float32 {
+				withThreads(t, threads)
+				got := slices.Clone(c)
+				Gemm(l, m, n, k, 1, a, ld(aCols), b, ld(bCols), 0.5, got, n)
+				SetThreads(1)
+				return got
+			}
+			want := run(1)
+			for _, threads := range []int{2, 3} {
+				sameBits(t, fmt.Sprintf("layout %d, %d threads", l, threads), run(threads), want)
+			}
+		}
+	}
 }
 
 // The vector implementations fuse every multiply-add and cut k at the same places, so they agree to the bit.
