@@ -160,7 +160,7 @@ func (h *head) scores(dst []float32, b attentionBlock, alpha float32, x []float3
 			if i+rows-j <= t.narrow {
 				width = t.narrow
 			}
-			t.tile(t.byRows, rows, width)(depth, &x[i*ldx], ldx, &y[j*depth], t.cols, &dst[(i-b.r0)*attentionLD+j-b.k0], attentionLD, alpha, 0)
+			t.tile(t.byRows, rows, width)(depth, &x[i*ldx], ldx, &y[j*depth], t.cols, &dst[(i-b.r0)*attentionLD+j-b.k0], attentionLD, alpha, 0, address(x), 0)
 		}
 	}
 }
@@ -175,7 +175,7 @@ func (h *head) times(dst []float32, ld int, b attentionBlock, p []float32, cols 
 	for j := 0; j < cols; j += t.cols {
 		for i := b.r0; i < b.r1; i += t.rows {
 			h.w.tile(t, t.byRows, min(t.rows, b.r1-i), min(t.cols, cols-j), min(i+t.rows, b.k1)-b.k0,
-				&p[(i-b.r0)*attentionLD], attentionLD, &y[j*h.T+b.k0*t.cols], t.cols, dst[(i-b.r0)*ld+j:], ld, alpha, beta)
+				&p[(i-b.r0)*attentionLD], attentionLD, &y[j*h.T+b.k0*t.cols], t.cols, dst[(i-b.r0)*ld+j:], ld, alpha, beta, nil)
 		}
 	}
 }
@@ -189,7 +189,7 @@ func (h *head) timesTransposed(dst []float32, ld int, b attentionBlock, p []floa
 		for i := b.k0; i < b.k1; i += t.rows {
 			r := max(b.r0, i) // queries before the first key of the tile have nothing to add
 			h.w.tile(t, t.byCols, min(t.rows, b.k1-i), min(t.cols, cols-j), b.r1-r,
-				&p[(r-b.r0)*attentionLD+i-b.k0], attentionLD, &panel[(r-r0)*t.cols], t.cols, dst[i*ld+j:], ld, alpha, 1)
+				&p[(r-b.r0)*attentionLD+i-b.k0], attentionLD, &panel[(r-r0)*t.cols], t.cols, dst[i*ld+j:], ld, alpha, 1, nil)
 		}
 	}
 }

@@ -1,6 +1,9 @@
 package kernel
 
-import "fmt"
+import (
+	"fmt"
+	"unsafe"
+)
 
 // A Layout says which operands of a product are stored transposed.
 type Layout uint8
@@ -19,9 +22,9 @@ const (
 // blockK is part of the numeric contract: it is where the sum over k is cut, so it is one constant for all implementations
 // and shapes.
 const (
-	blockK     = 256
-	blockDepth = 4 * blockK
-	depthTN    = 2 * blockK        // of TN, where values of k lie in as many pages of A
+	blockK     = 512
+	blockDepth = 2 * blockK
+	depthTN    = blockK            // of TN, where values of k lie in as many pages of A
 	blockA     = 63 * blockDepth   // values of a block of A
 	blockB     = 1024 * blockDepth // values of a block of B
 	fewRows    = 252               // so many rows of A in place use a panel of B at once, so that only a panel of it is copied
@@ -133,87 +136,96 @@ func (w *workspace) multiply(t *micro, p *product) {
 		return
 	}
 	directA, directB := p.readsA(), p.readsB()
-	deep, across, deepest := blockK, p.n, p.deepest()
+	deep, across, values := blockK, p.n, blockA
 	switch {
 	case directB:
-	case directA && p.m*p.k <= onceA && p.n*p.k > blockB/2:
-		deep, across = deepest, t.cols
 	case directA && p.m <= fewRows:
 		across = t.cols
 	default:
-		deep, across = deepest, blockB/deepest/t.cols*t.cols
+		deep = p.deepest()
+		across = blockB / deep / t.cols * t.cols
+		if directA && p.m*p.k <= onceA && p.n*p.k > blockB/2 {
+			values = onceA
+		}
 	}
 	for j0 := 0; j0 < p.n; j0 += across {
 		j1 := min(j0+across, p.n)
 		for k0 := 0; k0 < p.k; k0 += deep {
-			k1 := min(k0+deep, p.k)
-			if !directB {
-				w.packB(t, p, w.b, k0, k1, j0, j1)
-			} else if whole := j1 - (j1-j0)%t.cols; whole < j1 {
-				w.packB(t, p, w.b, k0, k1, whole, j1) // the last columns do not fill a tile
-			}
-			w.blocks(t, p, w.b, directA, directB, j0, j1, k0, k1)
+			w.panels.begin(t, directB, j0, j1, k0, min(k0+deep, p.k))
+			w.blocks(t, p, &w.panels, directA, values, 0)
 		}
 	}
 }
 
-// blocks multiplies all rows of A with a block of B, in b, or, when direct, with its rows in place and what b has of them.
-func (w *workspace) blocks(t *micro, p *product, b []float32, directA, directB bool, j0, j1, k0, k1 int) {
-	down := max(1, blockA/(k1-k0)/t.rows) * t.rows
-	for i0 := 0; i0 < p.m; i0 += down {
-		i1 := min(i0+down, p.m)
-		if !directA {
-			w.packA(t, p, k0, k1, i0, i1)
-		}
-		w.block(t, p, b, directA, directB, i0, i1, j0, j1, k0, k1)
+// blocks multiplies all rows of A with a block of B, in which it begins with panel first. Blocks of A have about so many
+// values, and equal numbers of rows.
+func (w *workspace) blocks(t *micro, p *product, b *panels, directA bool, values, first int) {
+	fit := max(1, values/(b.depth()+rowGap))
+	count := max(1, (p.m+fit/2)/fit)
+	for i := range count {
+		w.block(t, p, b, directA, i*p.m/count, (i+1)*p.m/count, first)
 	}
 }
 
-// tileHeight is the height of tiles for some rows: whole ones, and where these leave a rest about equal ones, since a
-// tile of few rows waits for its own sums.
-func (t *micro) tileHeight(rows int) int {
-	n := (rows + t.rows - 1) / t.rows
-	return (rows + n - 1) / n
-}
+// tilesOf is the number of tiles for some rows. They get about equal heights: a tile of few rows waits for its own sums.
+func (t *micro) tilesOf(rows int) int { return (rows + t.rows - 1) / t.rows }
 
-// block multiplies a block of A with a block of B, each packed, or its rows in place when direct.
-func (w *workspace) block(t *micro, p *product, packed []float32, directA, directB bool, i0, i1, j0, j1, k0, k1 int) {
-	depth, height := k1-k0, t.tileHeight(i1-i0)
-	// step is how far rows of A lie apart in a, next how far values of a row
-	form, a, lda, step, next := t.byCols, w.a, height, depth, height
+// block multiplies a block of A, copied or, when direct, with its rows in place, with a block of B.
+func (w *workspace) block(t *micro, p *product, b *panels, directA bool, i0, i1, first int) {
+	depth, rows := b.depth(), i1-i0
+	form, a, lda := t.byRows, p.a, p.lda
+	if p.layout == TN {
+		form = t.byCols
+	}
 	switch {
-	case directA && p.layout == TN:
-		a, lda, step, next = p.a[k0*p.lda+i0:], p.lda, 1, p.lda
-	case directA:
-		form, a, lda, step, next = t.byRows, p.a[i0*p.lda+k0:], p.lda, p.lda, 1
+	case !directA:
+		a, lda = w.packA(p, b.k0, b.k1, i0, i1)
+	case p.layout == TN:
+		a = a[b.k0*lda+i0:]
+	default:
+		a = a[i0*lda+b.k0:]
 	}
-	for j := j0; j < j1; j += t.cols {
-		cols := min(t.cols, j1-j)
-		b, ldb := packed, t.cols
-		if !directB {
-			b = packed[(j-j0)*depth:]
-		} else if cols == t.cols {
-			b, ldb = p.b[k0*p.ldb+j:], p.ldb
-		}
-		for i := i0; i < i1; i += height {
+	step, next := lda, 1 // how far rows of A lie apart in a, and values of a row
+	if p.layout == TN {
+		step, next = 1, lda
+	}
+	tiles := t.tilesOf(rows)
+	low, higher := rows/tiles, rows%tiles // so many tiles are a row higher than low
+	ahead := w.ahead.block(p, b, i0, i1, tiles)
+	for x := range b.count {
+		at := (first + x) % b.count
+		j := b.j0 + at*t.cols
+		cols := min(t.cols, b.j1-j)
+		panel, ldb := b.panel(w, t, p, at)
+		ahead.panel(t, p, b, (at+1)%b.count)
+		for i, tile := 0, 0; tile < tiles; tile++ {
+			height := low
+			if tile < higher {
+				height++
+			}
 			beta := p.beta
-			if k0 > 0 {
+			if b.k0 > 0 {
 				beta = 1 // the cuts of k add up in C, in order
 			}
 			for cut := 0; cut < depth; cut += blockK {
-				w.tile(t, form, min(height, i1-i), cols, min(blockK, depth-cut), &a[(i-i0)*step+cut*next], lda, &b[cut*ldb], ldb,
-					p.c[i*p.ldc+j:], p.ldc, p.alpha, beta)
+				w.tile(t, form, height, cols, min(blockK, depth-cut), &a[i*step+cut*next], lda, &panel[cut*ldb], ldb,
+					p.c[(i0+i)*p.ldc+j:], p.ldc, p.alpha, beta, ahead)
 				beta = 1
 			}
+			i += height
 		}
 	}
 }
 
 // tile computes one tile of any width. At the right edge of a matrix a tile is computed whole, by the same routine, on a
 // copy; columns of B must be there for it.
-func (w *workspace) tile(t *micro, form *tiles, rows, cols, depth int, a *float32, lda int, b *float32, ldb int, c []float32, ldc int, alpha, beta float32) {
+func (w *workspace) tile(t *micro, form *tiles, rows, cols, depth int, a *float32, lda int, b *float32, ldb int, c []float32, ldc int, alpha, beta float32, h *ahead) {
+	at, stride := uintptr(unsafe.Pointer(a)), 0
+	if h != nil {
+		at, stride = h.next()
+	}
 	if t.fits(cols) {
-		t.tile(form, rows, cols)(depth, a, lda, b, ldb, &c[0], ldc, alpha, beta)
+		t.tile(form, rows, cols)(depth, a, lda, b, ldb, &c[0], ldc, alpha, beta, at, stride)
 		return
 	}
 	if beta != 0 {
@@ -221,7 +233,7 @@ func (w *workspace) tile(t *micro, form *tiles, rows, cols, depth int, a *float3
 			copy(w.edgeTile[r*t.cols:], c[r*ldc:r*ldc+cols])
 		}
 	}
-	form[rows][0](depth, a, lda, b, ldb, &w.edgeTile[0], t.cols, alpha, beta)
+	form[rows][0](depth, a, lda, b, ldb, &w.edgeTile[0], t.cols, alpha, beta, at, stride)
 	for r := range rows {
 		copy(c[r*ldc:r*ldc+cols], w.edgeTile[r*t.cols:])
 	}

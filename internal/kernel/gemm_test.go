@@ -206,7 +206,7 @@ func TestGemmElementsIndependent(t *testing.T) {
 			// Operands that are copied instead of read in place: the same values a page apart.
 			paged := func(x guarded) guarded {
 				i := -1
-				return newGuarded(x.rows, x.cols, aliasing, func() float32 { i++; return x.data()[i/x.cols*x.ld+i%x.cols] })
+				return newGuarded(x.rows, x.cols, 2*aliasing, func() float32 { i++; return x.data()[i/x.cols*x.ld+i%x.cols] })
 			}
 			a, b, c := paged(g.a), paged(g.b), old.clone()
 			Gemm(l, m, n, k, g.alpha, a.data(), a.ld, b.data(), b.ld, g.beta, c.data(), n)
@@ -247,7 +247,7 @@ func TestGemmElementsIndependent(t *testing.T) {
 // such that are not; and more columns than a block has.
 func TestGemmSharedBlock(t *testing.T) {
 	eachImpl(t, func(t *testing.T) {
-		testSharedBlock(t, 330, 3*sharedColumns+37, blockDepth+blockK+7)
+		testSharedBlock(t, 330, 3*2*maxTileCols+37, blockDepth+blockK+7)
 		if active.Load().vectors != scalar { // 2 GFLOP a product
 			testSharedBlock(t, 900, blockB/blockDepth+37, blockDepth)
 			testSharedBlock(t, 900, blockB/depthTN+37, depthTN)

@@ -8,7 +8,7 @@ const (
 )
 
 // tile is a routine for a tile of C whose rows and columns are its own, given k, A, B, C, alpha and beta.
-type tile func(k int, a *float32, lda int, b *float32, ldb int, c *float32, ldc int, alpha, beta float32)
+type tile func(k int, a *float32, lda int, b *float32, ldb int, c *float32, ldc int, alpha, beta float32, ahead uintptr, stride int)
 
 // tiles has the routines of a form by their rows, each for micro.cols and for micro.narrow columns.
 type tiles [maxTileRows + 1][2]tile

@@ -23,8 +23,10 @@ func pause()
 //		}
 //	}
 //
+// Every four steps it asks for 128 bytes at ahead, and moves that by stride values.
+//
 //go:noescape
-func gemmCols14x32AVX512(k int, a *float32, lda int, b *float32, ldb int, c *float32, ldc int, alpha float32, beta float32)
+func gemmCols14x32AVX512(k int, a *float32, lda int, b *float32, ldb int, c *float32, ldc int, alpha float32, beta float32, ahead uintptr, stride int)
 
 // gemmRows14x32AVX512 computes a tile of 14 x 32 values from rows of A and rows of B:
 //
@@ -42,8 +44,10 @@ func gemmCols14x32AVX512(k int, a *float32, lda int, b *float32, ldb int, c *flo
 //		}
 //	}
 //
+// Every four steps it asks for 128 bytes at ahead, and moves that by stride values.
+//
 //go:noescape
-func gemmRows14x32AVX512(k int, a *float32, lda int, b *float32, ldb int, c *float32, ldc int, alpha float32, beta float32)
+func gemmRows14x32AVX512(k int, a *float32, lda int, b *float32, ldb int, c *float32, ldc int, alpha float32, beta float32, ahead uintptr, stride int)
 
 // gemmCols13x32AVX512 computes a tile of 13 x 32 values from columns of A and rows of B:
 //
@@ -61,8 +65,10 @@ func gemmRows14x32AVX512(k int, a *float32, lda int, b *float32, ldb int, c *flo
 //		}
 //	}
 //
+// Every four steps it asks for 128 bytes at ahead, and moves that by stride values.
+//
 //go:noescape
-func gemmCols13x32AVX512(k int, a *float32, lda int, b *float32, ldb int, c *float32, ldc int, alpha float32, beta float32)
+func gemmCols13x32AVX512(k int, a *float32, lda int, b *float32, ldb int, c *float32, ldc int, alpha float32, beta float32, ahead uintptr, stride int)
 
 // gemmRows13x32AVX512 computes a tile of 13 x 32 values from rows of A and rows of B:
 //
@@ -80,8 +86,10 @@ func gemmCols13x32AVX512(k int, a *float32, lda int, b *float32, ldb int, c *flo
 //		}
 //	}
 //
+// Every four steps it asks for 128 bytes at ahead, and moves that by stride values.
+//
 //go:noescape
-func gemmRows13x32AVX512(k int, a *float32, lda int, b *float32, ldb int, c *float32, ldc int, alpha float32, beta float32)
+func gemmRows13x32AVX512(k int, a *float32, lda int, b *float32, ldb int, c *float32, ldc int, alpha float32, beta float32, ahead uintptr, stride int)
 
 // gemmCols12x32AVX512 computes a tile of 12 x 32 values from columns of A and rows of B:
 //
@@ -99,8 +107,10 @@ func gemmRows13x32AVX512(k int, a *float32, lda int, b *float32, ldb int, c *flo
 //		}
 //	}
 //
+// Every four steps it asks for 128 bytes at ahead, and moves that by stride values.
+//
 //go:noescape
-func gemmCols12x32AVX512(k int, a *float32, lda int, b *float32, ldb int, c *float32, ldc int, alpha float32, beta float32)
+func gemmCols12x32AVX512(k int, a *float32, lda int, b *float32, ldb int, c *float32, ldc int, alpha float32, beta float32, ahead uintptr, stride int)
 
 // gemmRows12x32AVX512 computes a tile of 12 x 32 values from rows of A and rows of B:
 //
@@ -118,8 +128,10 @@ func gemmCols12x32AVX512(k int, a *float32, lda int, b *float32, ldb int, c *flo
 //		}
 //	}
 //
+// Every four steps it asks for 128 bytes at ahead, and moves that by stride values.
+//
 //go:noescape
-func gemmRows12x32AVX512(k int, a *float32, lda int, b *float32, ldb int, c *float32, ldc int, alpha float32, beta float32)
+func gemmRows12x32AVX512(k int, a *float32, lda int, b *float32, ldb int, c *float32, ldc int, alpha float32, beta float32, ahead uintptr, stride int)
 
 // gemmCols11x32AVX512 computes a tile of 11 x 32 values from columns of A and rows of B:
 //
@@ -137,8 +149,10 @@ func gemmRows12x32AVX512(k int, a *float32, lda int, b *float32, ldb int, c *flo
 //		}
 //	}
 //
+// Every four steps it asks for 128 bytes at ahead, and moves that by stride values.
+//
 //go:noescape
-func gemmCols11x32AVX512(k int, a *float32, lda int, b *float32, ldb int, c *float32, ldc int, alpha float32, beta float32)
+func gemmCols11x32AVX512(k int, a *float32, lda int, b *float32, ldb int, c *float32, ldc int, alpha float32, beta float32, ahead uintptr, stride int)
 
 // gemmRows11x32AVX512 computes a tile of 11 x 32 values from rows of A and rows of B:
 //
@@ -156,8 +170,10 @@ func gemmCols11x32AVX512(k int, a *float32, lda int, b *float32, ldb int, c *flo
 //		}
 //	}
 //
+// Every four steps it asks for 128 bytes at ahead, and moves that by stride values.
+//
 //go:noescape
-func gemmRows11x32AVX512(k int, a *float32, lda int, b *float32, ldb int, c *float32, ldc int, alpha float32, beta float32)
+func gemmRows11x32AVX512(k int, a *float32, lda int, b *float32, ldb int, c *float32, ldc int, alpha float32, beta float32, ahead uintptr, stride int)
 
 // gemmCols10x32AVX512 computes a tile of 10 x 32 values from columns of A and rows of B:
 //
@@ -175,8 +191,10 @@ func gemmRows11x32AVX512(k int, a *float32, lda int, b *float32, ldb int, c *flo
 //		}
 //	}
 //
+// Every four steps it asks for 128 bytes at ahead, and moves that by stride values.
+//
 //go:noescape
-func gemmCols10x32AVX512(k int, a *float32, lda int, b *float32, ldb int, c *float32, ldc int, alpha float32, beta float32)
+func gemmCols10x32AVX512(k int, a *float32, lda int, b *float32, ldb int, c *float32, ldc int, alpha float32, beta float32, ahead uintptr, stride int)
 
 // gemmRows10x32AVX512 computes a tile of 10 x 32 values from rows of A and rows of B:
 //
@@ -194,8 +212,10 @@ func gemmCols10x32AVX512(k int, a *float32, lda int, b *float32, ldb int, c *flo
 //		}
 //	}
 //
+// Every four steps it asks for 128 bytes at ahead, and moves that by stride values.
+//
 //go:noescape
-func gemmRows10x32AVX512(k int, a *float32, lda int, b *float32, ldb int, c *float32, ldc int, alpha float32, beta float32)
+func gemmRows10x32AVX512(k int, a *float32, lda int, b *float32, ldb int, c *float32, ldc int, alpha float32, beta float32, ahead uintptr, stride int)
 
 // gemmCols9x32AVX512 computes a tile of 9 x 32 values from columns of A and rows of B:
 //
@@ -213,8 +233,10 @@ func gemmRows10x32AVX512(k int, a *float32, lda int, b *float32, ldb int, c *flo
 //		}
 //	}
 //
+// Every four steps it asks for 128 bytes at ahead, and moves that by stride values.
+//
 //go:noescape
-func gemmCols9x32AVX512(k int, a *float32, lda int, b *float32, ldb int, c *float32, ldc int, alpha float32, beta float32)
+func gemmCols9x32AVX512(k int, a *float32, lda int, b *float32, ldb int, c *float32, ldc int, alpha float32, beta float32, ahead uintptr, stride int)
 
 // gemmRows9x32AVX512 computes a tile of 9 x 32 values from rows of A and rows of B:
 //
@@ -232,8 +254,10 @@ func gemmCols9x32AVX512(k int, a *float32, lda int, b *float32, ldb int, c *floa
 //		}
 //	}
 //
+// Every four steps it asks for 128 bytes at ahead, and moves that by stride values.
+//
 //go:noescape
-func gemmRows9x32AVX512(k int, a *float32, lda int, b *float32, ldb int, c *float32, ldc int, alpha float32, beta float32)
+func gemmRows9x32AVX512(k int, a *float32, lda int, b *float32, ldb int, c *float32, ldc int, alpha float32, beta float32, ahead uintptr, stride int)
 
 // gemmCols8x32AVX512 computes a tile of 8 x 32 values from columns of A and rows of B:
 //
@@ -251,8 +275,10 @@ func gemmRows9x32AVX512(k int, a *float32, lda int, b *float32, ldb int, c *floa
 //		}
 //	}
 //
+// Every four steps it asks for 128 bytes at ahead, and moves that by stride values.
+//
 //go:noescape
-func gemmCols8x32AVX512(k int, a *float32, lda int, b *float32, ldb int, c *float32, ldc int, alpha float32, beta float32)
+func gemmCols8x32AVX512(k int, a *float32, lda int, b *float32, ldb int, c *float32, ldc int, alpha float32, beta float32, ahead uintptr, stride int)
 
 // gemmRows8x32AVX512 computes a tile of 8 x 32 values from rows of A and rows of B:
 //
@@ -270,8 +296,10 @@ func gemmCols8x32AVX512(k int, a *float32, lda int, b *float32, ldb int, c *floa
 //		}
 //	}
 //
+// Every four steps it asks for 128 bytes at ahead, and moves that by stride values.
+//
 //go:noescape
-func gemmRows8x32AVX512(k int, a *float32, lda int, b *float32, ldb int, c *float32, ldc int, alpha float32, beta float32)
+func gemmRows8x32AVX512(k int, a *float32, lda int, b *float32, ldb int, c *float32, ldc int, alpha float32, beta float32, ahead uintptr, stride int)
 
 // gemmCols7x32AVX512 computes a tile of 7 x 32 values from columns of A and rows of B:
 //
@@ -289,8 +317,10 @@ func gemmRows8x32AVX512(k int, a *float32, lda int, b *float32, ldb int, c *floa
 //		}
 //	}
 //
+// Every four steps it asks for 128 bytes at ahead, and moves that by stride values.
+//
 //go:noescape
-func gemmCols7x32AVX512(k int, a *float32, lda int, b *float32, ldb int, c *float32, ldc int, alpha float32, beta float32)
+func gemmCols7x32AVX512(k int, a *float32, lda int, b *float32, ldb int, c *float32, ldc int, alpha float32, beta float32, ahead uintptr, stride int)
 
 // gemmRows7x32AVX512 computes a tile of 7 x 32 values from rows of A and rows of B:
 //
@@ -308,8 +338,10 @@ func gemmCols7x32AVX512(k int, a *float32, lda int, b *float32, ldb int, c *floa
 //		}
 //	}
 //
+// Every four steps it asks for 128 bytes at ahead, and moves that by stride values.
+//
 //go:noescape
-func gemmRows7x32AVX512(k int, a *float32, lda int, b *float32, ldb int, c *float32, ldc int, alpha float32, beta float32)
+func gemmRows7x32AVX512(k int, a *float32, lda int, b *float32, ldb int, c *float32, ldc int, alpha float32, beta float32, ahead uintptr, stride int)
 
 // gemmCols6x32AVX512 computes a tile of 6 x 32 values from columns of A and rows of B:
 //
@@ -327,8 +359,10 @@ func gemmRows7x32AVX512(k int, a *float32, lda int, b *float32, ldb int, c *floa
 //		}
 //	}
 //
+// Every four steps it asks for 128 bytes at ahead, and moves that by stride values.
+//
 //go:noescape
-func gemmCols6x32AVX512(k int, a *float32, lda int, b *float32, ldb int, c *float32, ldc int, alpha float32, beta float32)
+func gemmCols6x32AVX512(k int, a *float32, lda int, b *float32, ldb int, c *float32, ldc int, alpha float32, beta float32, ahead uintptr, stride int)
 
 // gemmRows6x32AVX512 computes a tile of 6 x 32 values from rows of A and rows of B:
 //
@@ -346,8 +380,10 @@ func gemmCols6x32AVX512(k int, a *float32, lda int, b *float32, ldb int, c *floa
 //		}
 //	}
 //
+// Every four steps it asks for 128 bytes at ahead, and moves that by stride values.
+//
 //go:noescape
-func gemmRows6x32AVX512(k int, a *float32, lda int, b *float32, ldb int, c *float32, ldc int, alpha float32, beta float32)
+func gemmRows6x32AVX512(k int, a *float32, lda int, b *float32, ldb int, c *float32, ldc int, alpha float32, beta float32, ahead uintptr, stride int)
 
 // gemmCols5x32AVX512 computes a tile of 5 x 32 values from columns of A and rows of B:
 //
@@ -365,8 +401,10 @@ func gemmRows6x32AVX512(k int, a *float32, lda int, b *float32, ldb int, c *floa
 //		}
 //	}
 //
+// Every four steps it asks for 128 bytes at ahead, and moves that by stride values.
+//
 //go:noescape
-func gemmCols5x32AVX512(k int, a *float32, lda int, b *float32, ldb int, c *float32, ldc int, alpha float32, beta float32)
+func gemmCols5x32AVX512(k int, a *float32, lda int, b *float32, ldb int, c *float32, ldc int, alpha float32, beta float32, ahead uintptr, stride int)
 
 // gemmRows5x32AVX512 computes a tile of 5 x 32 values from rows of A and rows of B:
 //
@@ -384,8 +422,10 @@ func gemmCols5x32AVX512(k int, a *float32, lda int, b *float32, ldb int, c *floa
 //		}
 //	}
 //
+// Every four steps it asks for 128 bytes at ahead, and moves that by stride values.
+//
 //go:noescape
-func gemmRows5x32AVX512(k int, a *float32, lda int, b *float32, ldb int, c *float32, ldc int, alpha float32, beta float32)
+func gemmRows5x32AVX512(k int, a *float32, lda int, b *float32, ldb int, c *float32, ldc int, alpha float32, beta float32, ahead uintptr, stride int)
 
 // gemmCols4x32AVX512 computes a tile of 4 x 32 values from columns of A and rows of B:
 //
@@ -403,8 +443,10 @@ func gemmRows5x32AVX512(k int, a *float32, lda int, b *float32, ldb int, c *floa
 //		}
 //	}
 //
+// Every four steps it asks for 128 bytes at ahead, and moves that by stride values.
+//
 //go:noescape
-func gemmCols4x32AVX512(k int, a *float32, lda int, b *float32, ldb int, c *float32, ldc int, alpha float32, beta float32)
+func gemmCols4x32AVX512(k int, a *float32, lda int, b *float32, ldb int, c *float32, ldc int, alpha float32, beta float32, ahead uintptr, stride int)
 
 // gemmRows4x32AVX512 computes a tile of 4 x 32 values from rows of A and rows of B:
 //
@@ -422,8 +464,10 @@ func gemmCols4x32AVX512(k int, a *float32, lda int, b *float32, ldb int, c *floa
 //		}
 //	}
 //
+// Every four steps it asks for 128 bytes at ahead, and moves that by stride values.
+//
 //go:noescape
-func gemmRows4x32AVX512(k int, a *float32, lda int, b *float32, ldb int, c *float32, ldc int, alpha float32, beta float32)
+func gemmRows4x32AVX512(k int, a *float32, lda int, b *float32, ldb int, c *float32, ldc int, alpha float32, beta float32, ahead uintptr, stride int)
 
 // gemmCols3x32AVX512 computes a tile of 3 x 32 values from columns of A and rows of B:
 //
@@ -441,8 +485,10 @@ func gemmRows4x32AVX512(k int, a *float32, lda int, b *float32, ldb int, c *floa
 //		}
 //	}
 //
+// Every four steps it asks for 128 bytes at ahead, and moves that by stride values.
+//
 //go:noescape
-func gemmCols3x32AVX512(k int, a *float32, lda int, b *float32, ldb int, c *float32, ldc int, alpha float32, beta float32)
+func gemmCols3x32AVX512(k int, a *float32, lda int, b *float32, ldb int, c *float32, ldc int, alpha float32, beta float32, ahead uintptr, stride int)
 
 // gemmRows3x32AVX512 computes a tile of 3 x 32 values from rows of A and rows of B:
 //
@@ -460,8 +506,10 @@ func gemmCols3x32AVX512(k int, a *float32, lda int, b *float32, ldb int, c *floa
 //		}
 //	}
 //
+// Every four steps it asks for 128 bytes at ahead, and moves that by stride values.
+//
 //go:noescape
-func gemmRows3x32AVX512(k int, a *float32, lda int, b *float32, ldb int, c *float32, ldc int, alpha float32, beta float32)
+func gemmRows3x32AVX512(k int, a *float32, lda int, b *float32, ldb int, c *float32, ldc int, alpha float32, beta float32, ahead uintptr, stride int)
 
 // gemmCols2x32AVX512 computes a tile of 2 x 32 values from columns of A and rows of B:
 //
@@ -479,8 +527,10 @@ func gemmRows3x32AVX512(k int, a *float32, lda int, b *float32, ldb int, c *floa
 //		}
 //	}
 //
+// Every four steps it asks for 128 bytes at ahead, and moves that by stride values.
+//
 //go:noescape
-func gemmCols2x32AVX512(k int, a *float32, lda int, b *float32, ldb int, c *float32, ldc int, alpha float32, beta float32)
+func gemmCols2x32AVX512(k int, a *float32, lda int, b *float32, ldb int, c *float32, ldc int, alpha float32, beta float32, ahead uintptr, stride int)
 
 // gemmRows2x32AVX512 computes a tile of 2 x 32 values from rows of A and rows of B:
 //
@@ -498,8 +548,10 @@ func gemmCols2x32AVX512(k int, a *float32, lda int, b *float32, ldb int, c *floa
 //		}
 //	}
 //
+// Every four steps it asks for 128 bytes at ahead, and moves that by stride values.
+//
 //go:noescape
-func gemmRows2x32AVX512(k int, a *float32, lda int, b *float32, ldb int, c *float32, ldc int, alpha float32, beta float32)
+func gemmRows2x32AVX512(k int, a *float32, lda int, b *float32, ldb int, c *float32, ldc int, alpha float32, beta float32, ahead uintptr, stride int)
 
 // gemmCols1x32AVX512 computes a tile of 1 x 32 values from columns of A and rows of B:
 //
@@ -517,8 +569,10 @@ func gemmRows2x32AVX512(k int, a *float32, lda int, b *float32, ldb int, c *floa
 //		}
 //	}
 //
+// Every four steps it asks for 128 bytes at ahead, and moves that by stride values.
+//
 //go:noescape
-func gemmCols1x32AVX512(k int, a *float32, lda int, b *float32, ldb int, c *float32, ldc int, alpha float32, beta float32)
+func gemmCols1x32AVX512(k int, a *float32, lda int, b *float32, ldb int, c *float32, ldc int, alpha float32, beta float32, ahead uintptr, stride int)
 
 // gemmRows1x32AVX512 computes a tile of 1 x 32 values from rows of A and rows of B:
 //
@@ -536,8 +590,10 @@ func gemmCols1x32AVX512(k int, a *float32, lda int, b *float32, ldb int, c *floa
 //		}
 //	}
 //
+// Every four steps it asks for 128 bytes at ahead, and moves that by stride values.
+//
 //go:noescape
-func gemmRows1x32AVX512(k int, a *float32, lda int, b *float32, ldb int, c *float32, ldc int, alpha float32, beta float32)
+func gemmRows1x32AVX512(k int, a *float32, lda int, b *float32, ldb int, c *float32, ldc int, alpha float32, beta float32, ahead uintptr, stride int)
 
 // gemmCols14x16AVX512 computes a tile of 14 x 16 values from columns of A and rows of B:
 //
@@ -555,8 +611,10 @@ func gemmRows1x32AVX512(k int, a *float32, lda int, b *float32, ldb int, c *floa
 //		}
 //	}
 //
+// Every four steps it asks for 128 bytes at ahead, and moves that by stride values.
+//
 //go:noescape
-func gemmCols14x16AVX512(k int, a *float32, lda int, b *float32, ldb int, c *float32, ldc int, alpha float32, beta float32)
+func gemmCols14x16AVX512(k int, a *float32, lda int, b *float32, ldb int, c *float32, ldc int, alpha float32, beta float32, ahead uintptr, stride int)
 
 // gemmRows14x16AVX512 computes a tile of 14 x 16 values from rows of A and rows of B:
 //
@@ -574,8 +632,10 @@ func gemmCols14x16AVX512(k int, a *float32, lda int, b *float32, ldb int, c *flo
 //		}
 //	}
 //
+// Every four steps it asks for 128 bytes at ahead, and moves that by stride values.
+//
 //go:noescape
-func gemmRows14x16AVX512(k int, a *float32, lda int, b *float32, ldb int, c *float32, ldc int, alpha float32, beta float32)
+func gemmRows14x16AVX512(k int, a *float32, lda int, b *float32, ldb int, c *float32, ldc int, alpha float32, beta float32, ahead uintptr, stride int)
 
 // gemmCols13x16AVX512 computes a tile of 13 x 16 values from columns of A and rows of B:
 //
@@ -593,8 +653,10 @@ func gemmRows14x16AVX512(k int, a *float32, lda int, b *float32, ldb int, c *flo
 //		}
 //	}
 //
+// Every four steps it asks for 128 bytes at ahead, and moves that by stride values.
+//
 //go:noescape
-func gemmCols13x16AVX512(k int, a *float32, lda int, b *float32, ldb int, c *float32, ldc int, alpha float32, beta float32)
+func gemmCols13x16AVX512(k int, a *float32, lda int, b *float32, ldb int, c *float32, ldc int, alpha float32, beta float32, ahead uintptr, stride int)
 
 // gemmRows13x16AVX512 computes a tile of 13 x 16 values from rows of A and rows of B:
 //
@@ -612,8 +674,10 @@ func gemmCols13x16AVX512(k int, a *float32, lda int, b *float32, ldb int, c *flo
 //		}
 //	}
 //
+// Every four steps it asks for 128 bytes at ahead, and moves that by stride values.
+//
 //go:noescape
-func gemmRows13x16AVX512(k int, a *float32, lda int, b *float32, ldb int, c *float32, ldc int, alpha float32, beta float32)
+func gemmRows13x16AVX512(k int, a *float32, lda int, b *float32, ldb int, c *float32, ldc int, alpha float32, beta float32, ahead uintptr, stride int)
 
 // gemmCols12x16AVX512 computes a tile of 12 x 16 values from columns of A and rows of B:
 //
@@ -631,8 +695,10 @@ func gemmRows13x16AVX512(k int, a *float32, lda int, b *float32, ldb int, c *flo
 //		}
 //	}
 //
+// Every four steps it asks for 128 bytes at ahead, and moves that by stride values.
+//
 //go:noescape
-func gemmCols12x16AVX512(k int, a *float32, lda int, b *float32, ldb int, c *float32, ldc int, alpha float32, beta float32)
+func gemmCols12x16AVX512(k int, a *float32, lda int, b *float32, ldb int, c *float32, ldc int, alpha float32, beta float32, ahead uintptr, stride int)
 
 // gemmRows12x16AVX512 computes a tile of 12 x 16 values from rows of A and rows of B:
 //
@@ -650,8 +716,10 @@ func gemmCols12x16AVX512(k int, a *float32, lda int, b *float32, ldb int, c *flo
 //		}
 //	}
 //
+// Every four steps it asks for 128 bytes at ahead, and moves that by stride values.
+//
 //go:noescape
-func gemmRows12x16AVX512(k int, a *float32, lda int, b *float32, ldb int, c *float32, ldc int, alpha float32, beta float32)
+func gemmRows12x16AVX512(k int, a *float32, lda int, b *float32, ldb int, c *float32, ldc int, alpha float32, beta float32, ahead uintptr, stride int)
 
 // gemmCols11x16AVX512 computes a tile of 11 x 16 values from columns of A and rows of B:
 //
@@ -669,8 +737,10 @@ func gemmRows12x16AVX512(k int, a *float32, lda int, b *float32, ldb int, c *flo
 //		}
 //	}
 //
+// Every four steps it asks for 128 bytes at ahead, and moves that by stride values.
+//
 //go:noescape
-func gemmCols11x16AVX512(k int, a *float32, lda int, b *float32, ldb int, c *float32, ldc int, alpha float32, beta float32)
+func gemmCols11x16AVX512(k int, a *float32, lda int, b *float32, ldb int, c *float32, ldc int, alpha float32, beta float32, ahead uintptr, stride int)
 
 // gemmRows11x16AVX512 computes a tile of 11 x 16 values from rows of A and rows of B:
 //
@@ -688,8 +758,10 @@ func gemmCols11x16AVX512(k int, a *float32, lda int, b *float32, ldb int, c *flo
 //		}
 //	}
 //
+// Every four steps it asks for 128 bytes at ahead, and moves that by stride values.
+//
 //go:noescape
-func gemmRows11x16AVX512(k int, a *float32, lda int, b *float32, ldb int, c *float32, ldc int, alpha float32, beta float32)
+func gemmRows11x16AVX512(k int, a *float32, lda int, b *float32, ldb int, c *float32, ldc int, alpha float32, beta float32, ahead uintptr, stride int)
 
 // gemmCols10x16AVX512 computes a tile of 10 x 16 values from columns of A and rows of B:
 //
@@ -707,8 +779,10 @@ func gemmRows11x16AVX512(k int, a *float32, lda int, b *float32, ldb int, c *flo
 //		}
 //	}
 //
+// Every four steps it asks for 128 bytes at ahead, and moves that by stride values.
+//
 //go:noescape
-func gemmCols10x16AVX512(k int, a *float32, lda int, b *float32, ldb int, c *float32, ldc int, alpha float32, beta float32)
+func gemmCols10x16AVX512(k int, a *float32, lda int, b *float32, ldb int, c *float32, ldc int, alpha float32, beta float32, ahead uintptr, stride int)
 
 // gemmRows10x16AVX512 computes a tile of 10 x 16 values from rows of A and rows of B:
 //
@@ -726,8 +800,10 @@ func gemmCols10x16AVX512(k int, a *float32, lda int, b *float32, ldb int, c *flo
 //		}
 //	}
 //
+// Every four steps it asks for 128 bytes at ahead, and moves that by stride values.
+//
 //go:noescape
-func gemmRows10x16AVX512(k int, a *float32, lda int, b *float32, ldb int, c *float32, ldc int, alpha float32, beta float32)
+func gemmRows10x16AVX512(k int, a *float32, lda int, b *float32, ldb int, c *float32, ldc int, alpha float32, beta float32, ahead uintptr, stride int)
 
 // gemmCols9x16AVX512 computes a tile of 9 x 16 values from columns of A and rows of B:
 //
@@ -745,8 +821,10 @@ func gemmRows10x16AVX512(k int, a *float32, lda int, b *float32, ldb int, c *flo
 //		}
 //	}
 //
+// Every four steps it asks for 128 bytes at ahead, and moves that by stride values.
+//
 //go:noescape
-func gemmCols9x16AVX512(k int, a *float32, lda int, b *float32, ldb int, c *float32, ldc int, alpha float32, beta float32)
+func gemmCols9x16AVX512(k int, a *float32, lda int, b *float32, ldb int, c *float32, ldc int, alpha float32, beta float32, ahead uintptr, stride int)
 
 // gemmRows9x16AVX512 computes a tile of 9 x 16 values from rows of A and rows of B:
 //
@@ -764,8 +842,10 @@ func gemmCols9x16AVX512(k int, a *float32, lda int, b *float32, ldb int, c *floa
 //		}
 //	}
 //
+// Every four steps it asks for 128 bytes at ahead, and moves that by stride values.
+//
 //go:noescape
-func gemmRows9x16AVX512(k int, a *float32, lda int, b *float32, ldb int, c *float32, ldc int, alpha float32, beta float32)
+func gemmRows9x16AVX512(k int, a *float32, lda int, b *float32, ldb int, c *float32, ldc int, alpha float32, beta float32, ahead uintptr, stride int)
 
 // gemmCols8x16AVX512 computes a tile of 8 x 16 values from columns of A and rows of B:
 //
@@ -783,8 +863,10 @@ func gemmRows9x16AVX512(k int, a *float32, lda int, b *float32, ldb int, c *floa
 //		}
 //	}
 //
+// Every four steps it asks for 128 bytes at ahead, and moves that by stride values.
+//
 //go:noescape
-func gemmCols8x16AVX512(k int, a *float32, lda int, b *float32, ldb int, c *float32, ldc int, alpha float32, beta float32)
+func gemmCols8x16AVX512(k int, a *float32, lda int, b *float32, ldb int, c *float32, ldc int, alpha float32, beta float32, ahead uintptr, stride int)
 
 // gemmRows8x16AVX512 computes a tile of 8 x 16 values from rows of A and rows of B:
 //
@@ -802,8 +884,10 @@ func gemmCols8x16AVX512(k int, a *float32, lda int, b *float32, ldb int, c *floa
 //		}
 //	}
 //
+// Every four steps it asks for 128 bytes at ahead, and moves that by stride values.
+//
 //go:noescape
-func gemmRows8x16AVX512(k int, a *float32, lda int, b *float32, ldb int, c *float32, ldc int, alpha float32, beta float32)
+func gemmRows8x16AVX512(k int, a *float32, lda int, b *float32, ldb int, c *float32, ldc int, alpha float32, beta float32, ahead uintptr, stride int)
 
 // gemmCols7x16AVX512 computes a tile of 7 x 16 values from columns of A and rows of B:
 //
@@ -821,8 +905,10 @@ func gemmRows8x16AVX512(k int, a *float32, lda int, b *float32, ldb int, c *floa
 //		}
 //	}
 //
+// Every four steps it asks for 128 bytes at ahead, and moves that by stride values.
+//
 //go:noescape
-func gemmCols7x16AVX512(k int, a *float32, lda int, b *float32, ldb int, c *float32, ldc int, alpha float32, beta float32)
+func gemmCols7x16AVX512(k int, a *float32, lda int, b *float32, ldb int, c *float32, ldc int, alpha float32, beta float32, ahead uintptr, stride int)
 
 // gemmRows7x16AVX512 computes a tile of 7 x 16 values from rows of A and rows of B:
 //
@@ -840,8 +926,10 @@ func gemmCols7x16AVX512(k int, a *float32, lda int, b *float32, ldb int, c *floa
 //		}
 //	}
 //
+// Every four steps it asks for 128 bytes at ahead, and moves that by stride values.
+//
 //go:noescape
-func gemmRows7x16AVX512(k int, a *float32, lda int, b *float32, ldb int, c *float32, ldc int, alpha float32, beta float32)
+func gemmRows7x16AVX512(k int, a *float32, lda int, b *float32, ldb int, c *float32, ldc int, alpha float32, beta float32, ahead uintptr, stride int)
 
 // gemmCols6x16AVX512 computes a tile of 6 x 16 values from columns of A and rows of B:
 //
@@ -859,8 +947,10 @@ func gemmRows7x16AVX512(k int, a *float32, lda int, b *float32, ldb int, c *floa
 //		}
 //	}
 //
+// Every four steps it asks for 128 bytes at ahead, and moves that by stride values.
+//
 //go:noescape
-func gemmCols6x16AVX512(k int, a *float32, lda int, b *float32, ldb int, c *float32, ldc int, alpha float32, beta float32)
+func gemmCols6x16AVX512(k int, a *float32, lda int, b *float32, ldb int, c *float32, ldc int, alpha float32, beta float32, ahead uintptr, stride int)
 
 // gemmRows6x16AVX512 computes a tile of 6 x 16 values from rows of A and rows of B:
 //
@@ -878,8 +968,10 @@ func gemmCols6x16AVX512(k int, a *float32, lda int, b *float32, ldb int, c *floa
 //		}
 //	}
 //
+// Every four steps it asks for 128 bytes at ahead, and moves that by stride values.
+//
 //go:noescape
-func gemmRows6x16AVX512(k int, a *float32, lda int, b *float32, ldb int, c *float32, ldc int, alpha float32, beta float32)
+func gemmRows6x16AVX512(k int, a *float32, lda int, b *float32, ldb int, c *float32, ldc int, alpha float32, beta float32, ahead uintptr, stride int)
 
 // gemmCols5x16AVX512 computes a tile of 5 x 16 values from columns of A and rows of B:
 //
@@ -897,8 +989,10 @@ func gemmRows6x16AVX512(k int, a *float32, lda int, b *float32, ldb int, c *floa
 //		}
 //	}
 //
+// Every four steps it asks for 128 bytes at ahead, and moves that by stride values.
+//
 //go:noescape
-func gemmCols5x16AVX512(k int, a *float32, lda int, b *float32, ldb int, c *float32, ldc int, alpha float32, beta float32)
+func gemmCols5x16AVX512(k int, a *float32, lda int, b *float32, ldb int, c *float32, ldc int, alpha float32, beta float32, ahead uintptr, stride int)
 
 // gemmRows5x16AVX512 computes a tile of 5 x 16 values from rows of A and rows of B:
 //
@@ -916,8 +1010,10 @@ func gemmCols5x16AVX512(k int, a *float32, lda int, b *float32, ldb int, c *floa
 //		}
 //	}
 //
+// Every four steps it asks for 128 bytes at ahead, and moves that by stride values.
+//
 //go:noescape
-func gemmRows5x16AVX512(k int, a *float32, lda int, b *float32, ldb int, c *float32, ldc int, alpha float32, beta float32)
+func gemmRows5x16AVX512(k int, a *float32, lda int, b *float32, ldb int, c *float32, ldc int, alpha float32, beta float32, ahead uintptr, stride int)
 
 // gemmCols4x16AVX512 computes a tile of 4 x 16 values from columns of A and rows of B:
 //
@@ -935,8 +1031,10 @@ func gemmRows5x16AVX512(k int, a *float32, lda int, b *float32, ldb int, c *floa
 //		}
 //	}
 //
+// Every four steps it asks for 128 bytes at ahead, and moves that by stride values.
+//
 //go:noescape
-func gemmCols4x16AVX512(k int, a *float32, lda int, b *float32, ldb int, c *float32, ldc int, alpha float32, beta float32)
+func gemmCols4x16AVX512(k int, a *float32, lda int, b *float32, ldb int, c *float32, ldc int, alpha float32, beta float32, ahead uintptr, stride int)
 
 // gemmRows4x16AVX512 computes a tile of 4 x 16 values from rows of A and rows of B:
 //
@@ -954,8 +1052,10 @@ func gemmCols4x16AVX512(k int, a *float32, lda int, b *float32, ldb int, c *floa
 //		}
 //	}
 //
+// Every four steps it asks for 128 bytes at ahead, and moves that by stride values.
+//
 //go:noescape
-func gemmRows4x16AVX512(k int, a *float32, lda int, b *float32, ldb int, c *float32, ldc int, alpha float32, beta float32)
+func gemmRows4x16AVX512(k int, a *float32, lda int, b *float32, ldb int, c *float32, ldc int, alpha float32, beta float32, ahead uintptr, stride int)
 
 // gemmCols3x16AVX512 computes a tile of 3 x 16 values from columns of A and rows of B:
 //
@@ -973,8 +1073,10 @@ func gemmRows4x16AVX512(k int, a *float32, lda int, b *float32, ldb int, c *floa
 //		}
 //	}
 //
+// Every four steps it asks for 128 bytes at ahead, and moves that by stride values.
+//
 //go:noescape
-func gemmCols3x16AVX512(k int, a *float32, lda int, b *float32, ldb int, c *float32, ldc int, alpha float32, beta float32)
+func gemmCols3x16AVX512(k int, a *float32, lda int, b *float32, ldb int, c *float32, ldc int, alpha float32, beta float32, ahead uintptr, stride int)
 
 // gemmRows3x16AVX512 computes a tile of 3 x 16 values from rows of A and rows of B:
 //
@@ -992,8 +1094,10 @@ func gemmCols3x16AVX512(k int, a *float32, lda int, b *float32, ldb int, c *floa
 //		}
 //	}
 //
+// Every four steps it asks for 128 bytes at ahead, and moves that by stride values.
+//
 //go:noescape
-func gemmRows3x16AVX512(k int, a *float32, lda int, b *float32, ldb int, c *float32, ldc int, alpha float32, beta float32)
+func gemmRows3x16AVX512(k int, a *float32, lda int, b *float32, ldb int, c *float32, ldc int, alpha float32, beta float32, ahead uintptr, stride int)
 
 // gemmCols2x16AVX512 computes a tile of 2 x 16 values from columns of A and rows of B:
 //
@@ -1011,8 +1115,10 @@ func gemmRows3x16AVX512(k int, a *float32, lda int, b *float32, ldb int, c *floa
 //		}
 //	}
 //
+// Every four steps it asks for 128 bytes at ahead, and moves that by stride values.
+//
 //go:noescape
-func gemmCols2x16AVX512(k int, a *float32, lda int, b *float32, ldb int, c *float32, ldc int, alpha float32, beta float32)
+func gemmCols2x16AVX512(k int, a *float32, lda int, b *float32, ldb int, c *float32, ldc int, alpha float32, beta float32, ahead uintptr, stride int)
 
 // gemmRows2x16AVX512 computes a tile of 2 x 16 values from rows of A and rows of B:
 //
@@ -1030,8 +1136,10 @@ func gemmCols2x16AVX512(k int, a *float32, lda int, b *float32, ldb int, c *floa
 //		}
 //	}
 //
+// Every four steps it asks for 128 bytes at ahead, and moves that by stride values.
+//
 //go:noescape
-func gemmRows2x16AVX512(k int, a *float32, lda int, b *float32, ldb int, c *float32, ldc int, alpha float32, beta float32)
+func gemmRows2x16AVX512(k int, a *float32, lda int, b *float32, ldb int, c *float32, ldc int, alpha float32, beta float32, ahead uintptr, stride int)
 
 // gemmCols1x16AVX512 computes a tile of 1 x 16 values from columns of A and rows of B:
 //
@@ -1049,8 +1157,10 @@ func gemmRows2x16AVX512(k int, a *float32, lda int, b *float32, ldb int, c *floa
 //		}
 //	}
 //
+// Every four steps it asks for 128 bytes at ahead, and moves that by stride values.
+//
 //go:noescape
-func gemmCols1x16AVX512(k int, a *float32, lda int, b *float32, ldb int, c *float32, ldc int, alpha float32, beta float32)
+func gemmCols1x16AVX512(k int, a *float32, lda int, b *float32, ldb int, c *float32, ldc int, alpha float32, beta float32, ahead uintptr, stride int)
 
 // gemmRows1x16AVX512 computes a tile of 1 x 16 values from rows of A and rows of B:
 //
@@ -1068,8 +1178,10 @@ func gemmCols1x16AVX512(k int, a *float32, lda int, b *float32, ldb int, c *floa
 //		}
 //	}
 //
+// Every four steps it asks for 128 bytes at ahead, and moves that by stride values.
+//
 //go:noescape
-func gemmRows1x16AVX512(k int, a *float32, lda int, b *float32, ldb int, c *float32, ldc int, alpha float32, beta float32)
+func gemmRows1x16AVX512(k int, a *float32, lda int, b *float32, ldb int, c *float32, ldc int, alpha float32, beta float32, ahead uintptr, stride int)
 
 // transposeAVX512 copies 16 rows of 4*quads values into columns:
 //
@@ -1325,8 +1437,10 @@ func dotWeightedAVX512(sums *float64, x *float32, y *float32, gain *float32, blo
 //		}
 //	}
 //
+// Every four steps it asks for 128 bytes at ahead, and moves that by stride values.
+//
 //go:noescape
-func gemmCols6x16AVX2(k int, a *float32, lda int, b *float32, ldb int, c *float32, ldc int, alpha float32, beta float32)
+func gemmCols6x16AVX2(k int, a *float32, lda int, b *float32, ldb int, c *float32, ldc int, alpha float32, beta float32, ahead uintptr, stride int)
 
 // gemmRows6x16AVX2 computes a tile of 6 x 16 values from rows of A and rows of B:
 //
@@ -1344,8 +1458,10 @@ func gemmCols6x16AVX2(k int, a *float32, lda int, b *float32, ldb int, c *float3
 //		}
 //	}
 //
+// Every four steps it asks for 128 bytes at ahead, and moves that by stride values.
+//
 //go:noescape
-func gemmRows6x16AVX2(k int, a *float32, lda int, b *float32, ldb int, c *float32, ldc int, alpha float32, beta float32)
+func gemmRows6x16AVX2(k int, a *float32, lda int, b *float32, ldb int, c *float32, ldc int, alpha float32, beta float32, ahead uintptr, stride int)
 
 // gemmCols5x16AVX2 computes a tile of 5 x 16 values from columns of A and rows of B:
 //
@@ -1363,8 +1479,10 @@ func gemmRows6x16AVX2(k int, a *float32, lda int, b *float32, ldb int, c *float3
 //		}
 //	}
 //
+// Every four steps it asks for 128 bytes at ahead, and moves that by stride values.
+//
 //go:noescape
-func gemmCols5x16AVX2(k int, a *float32, lda int, b *float32, ldb int, c *float32, ldc int, alpha float32, beta float32)
+func gemmCols5x16AVX2(k int, a *float32, lda int, b *float32, ldb int, c *float32, ldc int, alpha float32, beta float32, ahead uintptr, stride int)
 
 // gemmRows5x16AVX2 computes a tile of 5 x 16 values from rows of A and rows of B:
 //
@@ -1382,8 +1500,10 @@ func gemmCols5x16AVX2(k int, a *float32, lda int, b *float32, ldb int, c *float3
 //		}
 //	}
 //
+// Every four steps it asks for 128 bytes at ahead, and moves that by stride values.
+//
 //go:noescape
-func gemmRows5x16AVX2(k int, a *float32, lda int, b *float32, ldb int, c *float32, ldc int, alpha float32, beta float32)
+func gemmRows5x16AVX2(k int, a *float32, lda int, b *float32, ldb int, c *float32, ldc int, alpha float32, beta float32, ahead uintptr, stride int)
 
 // gemmCols4x16AVX2 computes a tile of 4 x 16 values from columns of A and rows of B:
 //
@@ -1401,8 +1521,10 @@ func gemmRows5x16AVX2(k int, a *float32, lda int, b *float32, ldb int, c *float3
 //		}
 //	}
 //
+// Every four steps it asks for 128 bytes at ahead, and moves that by stride values.
+//
 //go:noescape
-func gemmCols4x16AVX2(k int, a *float32, lda int, b *float32, ldb int, c *float32, ldc int, alpha float32, beta float32)
+func gemmCols4x16AVX2(k int, a *float32, lda int, b *float32, ldb int, c *float32, ldc int, alpha float32, beta float32, ahead uintptr, stride int)
 
 // gemmRows4x16AVX2 computes a tile of 4 x 16 values from rows of A and rows of B:
 //
@@ -1420,8 +1542,10 @@ func gemmCols4x16AVX2(k int, a *float32, lda int, b *float32, ldb int, c *float3
 //		}
 //	}
 //
+// Every four steps it asks for 128 bytes at ahead, and moves that by stride values.
+//
 //go:noescape
-func gemmRows4x16AVX2(k int, a *float32, lda int, b *float32, ldb int, c *float32, ldc int, alpha float32, beta float32)
+func gemmRows4x16AVX2(k int, a *float32, lda int, b *float32, ldb int, c *float32, ldc int, alpha float32, beta float32, ahead uintptr, stride int)
 
 // gemmCols3x16AVX2 computes a tile of 3 x 16 values from columns of A and rows of B:
 //
@@ -1439,8 +1563,10 @@ func gemmRows4x16AVX2(k int, a *float32, lda int, b *float32, ldb int, c *float3
 //		}
 //	}
 //
+// Every four steps it asks for 128 bytes at ahead, and moves that by stride values.
+//
 //go:noescape
-func gemmCols3x16AVX2(k int, a *float32, lda int, b *float32, ldb int, c *float32, ldc int, alpha float32, beta float32)
+func gemmCols3x16AVX2(k int, a *float32, lda int, b *float32, ldb int, c *float32, ldc int, alpha float32, beta float32, ahead uintptr, stride int)
 
 // gemmRows3x16AVX2 computes a tile of 3 x 16 values from rows of A and rows of B:
 //
@@ -1458,8 +1584,10 @@ func gemmCols3x16AVX2(k int, a *float32, lda int, b *float32, ldb int, c *float3
 //		}
 //	}
 //
+// Every four steps it asks for 128 bytes at ahead, and moves that by stride values.
+//
 //go:noescape
-func gemmRows3x16AVX2(k int, a *float32, lda int, b *float32, ldb int, c *float32, ldc int, alpha float32, beta float32)
+func gemmRows3x16AVX2(k int, a *float32, lda int, b *float32, ldb int, c *float32, ldc int, alpha float32, beta float32, ahead uintptr, stride int)
 
 // gemmCols2x16AVX2 computes a tile of 2 x 16 values from columns of A and rows of B:
 //
@@ -1477,8 +1605,10 @@ func gemmRows3x16AVX2(k int, a *float32, lda int, b *float32, ldb int, c *float3
 //		}
 //	}
 //
+// Every four steps it asks for 128 bytes at ahead, and moves that by stride values.
+//
 //go:noescape
-func gemmCols2x16AVX2(k int, a *float32, lda int, b *float32, ldb int, c *float32, ldc int, alpha float32, beta float32)
+func gemmCols2x16AVX2(k int, a *float32, lda int, b *float32, ldb int, c *float32, ldc int, alpha float32, beta float32, ahead uintptr, stride int)
 
 // gemmRows2x16AVX2 computes a tile of 2 x 16 values from rows of A and rows of B:
 //
@@ -1496,8 +1626,10 @@ func gemmCols2x16AVX2(k int, a *float32, lda int, b *float32, ldb int, c *float3
 //		}
 //	}
 //
+// Every four steps it asks for 128 bytes at ahead, and moves that by stride values.
+//
 //go:noescape
-func gemmRows2x16AVX2(k int, a *float32, lda int, b *float32, ldb int, c *float32, ldc int, alpha float32, beta float32)
+func gemmRows2x16AVX2(k int, a *float32, lda int, b *float32, ldb int, c *float32, ldc int, alpha float32, beta float32, ahead uintptr, stride int)
 
 // gemmCols1x16AVX2 computes a tile of 1 x 16 values from columns of A and rows of B:
 //
@@ -1515,8 +1647,10 @@ func gemmRows2x16AVX2(k int, a *float32, lda int, b *float32, ldb int, c *float3
 //		}
 //	}
 //
+// Every four steps it asks for 128 bytes at ahead, and moves that by stride values.
+//
 //go:noescape
-func gemmCols1x16AVX2(k int, a *float32, lda int, b *float32, ldb int, c *float32, ldc int, alpha float32, beta float32)
+func gemmCols1x16AVX2(k int, a *float32, lda int, b *float32, ldb int, c *float32, ldc int, alpha float32, beta float32, ahead uintptr, stride int)
 
 // gemmRows1x16AVX2 computes a tile of 1 x 16 values from rows of A and rows of B:
 //
@@ -1534,8 +1668,10 @@ func gemmCols1x16AVX2(k int, a *float32, lda int, b *float32, ldb int, c *float3
 //		}
 //	}
 //
+// Every four steps it asks for 128 bytes at ahead, and moves that by stride values.
+//
 //go:noescape
-func gemmRows1x16AVX2(k int, a *float32, lda int, b *float32, ldb int, c *float32, ldc int, alpha float32, beta float32)
+func gemmRows1x16AVX2(k int, a *float32, lda int, b *float32, ldb int, c *float32, ldc int, alpha float32, beta float32, ahead uintptr, stride int)
 
 // gemmCols6x8AVX2 computes a tile of 6 x 8 values from columns of A and rows of B:
 //
@@ -1553,8 +1689,10 @@ func gemmRows1x16AVX2(k int, a *float32, lda int, b *float32, ldb int, c *float3
 //		}
 //	}
 //
+// Every four steps it asks for 128 bytes at ahead, and moves that by stride values.
+//
 //go:noescape
-func gemmCols6x8AVX2(k int, a *float32, lda int, b *float32, ldb int, c *float32, ldc int, alpha float32, beta float32)
+func gemmCols6x8AVX2(k int, a *float32, lda int, b *float32, ldb int, c *float32, ldc int, alpha float32, beta float32, ahead uintptr, stride int)
 
 // gemmRows6x8AVX2 computes a tile of 6 x 8 values from rows of A and rows of B:
 //
@@ -1572,8 +1710,10 @@ func gemmCols6x8AVX2(k int, a *float32, lda int, b *float32, ldb int, c *float32
 //		}
 //	}
 //
+// Every four steps it asks for 128 bytes at ahead, and moves that by stride values.
+//
 //go:noescape
-func gemmRows6x8AVX2(k int, a *float32, lda int, b *float32, ldb int, c *float32, ldc int, alpha float32, beta float32)
+func gemmRows6x8AVX2(k int, a *float32, lda int, b *float32, ldb int, c *float32, ldc int, alpha float32, beta float32, ahead uintptr, stride int)
 
 // gemmCols5x8AVX2 computes a tile of 5 x 8 values from columns of A and rows of B:
 //
@@ -1591,8 +1731,10 @@ func gemmRows6x8AVX2(k int, a *float32, lda int, b *float32, ldb int, c *float32
 //		}
 //	}
 //
+// Every four steps it asks for 128 bytes at ahead, and moves that by stride values.
+//
 //go:noescape
-func gemmCols5x8AVX2(k int, a *float32, lda int, b *float32, ldb int, c *float32, ldc int, alpha float32, beta float32)
+func gemmCols5x8AVX2(k int, a *float32, lda int, b *float32, ldb int, c *float32, ldc int, alpha float32, beta float32, ahead uintptr, stride int)
 
 // gemmRows5x8AVX2 computes a tile of 5 x 8 values from rows of A and rows of B:
 //
@@ -1610,8 +1752,10 @@ func gemmCols5x8AVX2(k int, a *float32, lda int, b *float32, ldb int, c *float32
 //		}
 //	}
 //
+// Every four steps it asks for 128 bytes at ahead, and moves that by stride values.
+//
 //go:noescape
-func gemmRows5x8AVX2(k int, a *float32, lda int, b *float32, ldb int, c *float32, ldc int, alpha float32, beta float32)
+func gemmRows5x8AVX2(k int, a *float32, lda int, b *float32, ldb int, c *float32, ldc int, alpha float32, beta float32, ahead uintptr, stride int)
 
 // gemmCols4x8AVX2 computes a tile of 4 x 8 values from columns of A and rows of B:
 //
@@ -1629,8 +1773,10 @@ func gemmRows5x8AVX2(k int, a *float32, lda int, b *float32, ldb int, c *float32
 //		}
 //	}
 //
+// Every four steps it asks for 128 bytes at ahead, and moves that by stride values.
+//
 //go:noescape
-func gemmCols4x8AVX2(k int, a *float32, lda int, b *float32, ldb int, c *float32, ldc int, alpha float32, beta float32)
+func gemmCols4x8AVX2(k int, a *float32, lda int, b *float32, ldb int, c *float32, ldc int, alpha float32, beta float32, ahead uintptr, stride int)
 
 // gemmRows4x8AVX2 computes a tile of 4 x 8 values from rows of A and rows of B:
 //
@@ -1648,8 +1794,10 @@ func gemmCols4x8AVX2(k int, a *float32, lda int, b *float32, ldb int, c *float32
 //		}
 //	}
 //
+// Every four steps it asks for 128 bytes at ahead, and moves that by stride values.
+//
 //go:noescape
-func gemmRows4x8AVX2(k int, a *float32, lda int, b *float32, ldb int, c *float32, ldc int, alpha float32, beta float32)
+func gemmRows4x8AVX2(k int, a *float32, lda int, b *float32, ldb int, c *float32, ldc int, alpha float32, beta float32, ahead uintptr, stride int)
 
 // gemmCols3x8AVX2 computes a tile of 3 x 8 values from columns of A and rows of B:
 //
@@ -1667,8 +1815,10 @@ func gemmRows4x8AVX2(k int, a *float32, lda int, b *float32, ldb int, c *float32
 //		}
 //	}
 //
+// Every four steps it asks for 128 bytes at ahead, and moves that by stride values.
+//
 //go:noescape
-func gemmCols3x8AVX2(k int, a *float32, lda int, b *float32, ldb int, c *float32, ldc int, alpha float32, beta float32)
+func gemmCols3x8AVX2(k int, a *float32, lda int, b *float32, ldb int, c *float32, ldc int, alpha float32, beta float32, ahead uintptr, stride int)
 
 // gemmRows3x8AVX2 computes a tile of 3 x 8 values from rows of A and rows of B:
 //
@@ -1686,8 +1836,10 @@ func gemmCols3x8AVX2(k int, a *float32, lda int, b *float32, ldb int, c *float32
 //		}
 //	}
 //
+// Every four steps it asks for 128 bytes at ahead, and moves that by stride values.
+//
 //go:noescape
-func gemmRows3x8AVX2(k int, a *float32, lda int, b *float32, ldb int, c *float32, ldc int, alpha float32, beta float32)
+func gemmRows3x8AVX2(k int, a *float32, lda int, b *float32, ldb int, c *float32, ldc int, alpha float32, beta float32, ahead uintptr, stride int)
 
 // gemmCols2x8AVX2 computes a tile of 2 x 8 values from columns of A and rows of B:
 //
@@ -1705,8 +1857,10 @@ func gemmRows3x8AVX2(k int, a *float32, lda int, b *float32, ldb int, c *float32
 //		}
 //	}
 //
+// Every four steps it asks for 128 bytes at ahead, and moves that by stride values.
+//
 //go:noescape
-func gemmCols2x8AVX2(k int, a *float32, lda int, b *float32, ldb int, c *float32, ldc int, alpha float32, beta float32)
+func gemmCols2x8AVX2(k int, a *float32, lda int, b *float32, ldb int, c *float32, ldc int, alpha float32, beta float32, ahead uintptr, stride int)
 
 // gemmRows2x8AVX2 computes a tile of 2 x 8 values from rows of A and rows of B:
 //
@@ -1724,8 +1878,10 @@ func gemmCols2x8AVX2(k int, a *float32, lda int, b *float32, ldb int, c *float32
 //		}
 //	}
 //
+// Every four steps it asks for 128 bytes at ahead, and moves that by stride values.
+//
 //go:noescape
-func gemmRows2x8AVX2(k int, a *float32, lda int, b *float32, ldb int, c *float32, ldc int, alpha float32, beta float32)
+func gemmRows2x8AVX2(k int, a *float32, lda int, b *float32, ldb int, c *float32, ldc int, alpha float32, beta float32, ahead uintptr, stride int)
 
 // gemmCols1x8AVX2 computes a tile of 1 x 8 values from columns of A and rows of B:
 //
@@ -1743,8 +1899,10 @@ func gemmRows2x8AVX2(k int, a *float32, lda int, b *float32, ldb int, c *float32
 //		}
 //	}
 //
+// Every four steps it asks for 128 bytes at ahead, and moves that by stride values.
+//
 //go:noescape
-func gemmCols1x8AVX2(k int, a *float32, lda int, b *float32, ldb int, c *float32, ldc int, alpha float32, beta float32)
+func gemmCols1x8AVX2(k int, a *float32, lda int, b *float32, ldb int, c *float32, ldc int, alpha float32, beta float32, ahead uintptr, stride int)
 
 // gemmRows1x8AVX2 computes a tile of 1 x 8 values from rows of A and rows of B:
 //
@@ -1762,8 +1920,10 @@ func gemmCols1x8AVX2(k int, a *float32, lda int, b *float32, ldb int, c *float32
 //		}
 //	}
 //
+// Every four steps it asks for 128 bytes at ahead, and moves that by stride values.
+//
 //go:noescape
-func gemmRows1x8AVX2(k int, a *float32, lda int, b *float32, ldb int, c *float32, ldc int, alpha float32, beta float32)
+func gemmRows1x8AVX2(k int, a *float32, lda int, b *float32, ldb int, c *float32, ldc int, alpha float32, beta float32, ahead uintptr, stride int)
 
 // transposeAVX2 copies 8 rows of 4*quads values into columns:
 //

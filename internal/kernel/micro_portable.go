@@ -26,7 +26,7 @@ var portable = impl{
 func portableTiles(steps func(lda int) (rowStep, step int)) *tiles {
 	list := new(tiles)
 	for rows := 1; rows <= portableRows; rows++ {
-		list[rows][0] = func(k int, a *float32, lda int, b *float32, ldb int, c *float32, ldc int, alpha, beta float32) {
+		list[rows][0] = func(k int, a *float32, lda int, b *float32, ldb int, c *float32, ldc int, alpha, beta float32, ahead uintptr, stride int) {
 			rowStep, step := steps(lda)
 			tilePortable(rows, k, a, rowStep, step, b, ldb, c, ldc, alpha, beta)
 		}

@@ -8,12 +8,12 @@ const packSlack = 16
 
 // workspace is the packing scratch of one running product.
 //
-// A block of A is stored as panels of a tile's rows, column after column: a[panel][p][i]. A block of B is stored as
-// panels of micro.cols columns, row after row: b[panel][p][j]. A panel that the matrix does not fill keeps its size;
-// what stands in the surplus rows of A is never read, the surplus columns of B are zero.
+// A block of A is stored as it lies in A, with other distances of its rows. A block of B is stored as panels of micro.cols
+// columns, row after row: b[panel][p][j]. A panel that the matrix does not fill keeps its size; its surplus columns are zero.
 type workspace struct {
 	a        []float32
-	b        []float32
+	panels   panels
+	ahead    ahead
 	edgeTile []float32 // a tile of C at the right edge
 	edge     []float32 // rows that do not fill a vector, copied next to zero rows for the transposing copy
 }
@@ -33,8 +33,8 @@ func borrowWorkspace() *workspace {
 	}
 	workspaces.Unlock()
 	return &workspace{
-		a:        make([]float32, blockA+packSlack),
-		b:        make([]float32, blockB+packSlack),
+		a:        make([]float32, maxBlockA),
+		panels:   panels{values: make([]float32, blockB+packSlack)},
 		edgeTile: make([]float32, maxTileRows*maxTileCols),
 		edge:     make([]float32, maxLanes*blockK),
 	}
@@ -46,40 +46,23 @@ func (w *workspace) giveBack() {
 	workspaces.Unlock()
 }
 
-// packRows is how many rows of an operand are copied for all panels before the next: few enough for their pages to stay
-// in the first level of the TLB while the panels pass over them. Rows of A lie in the same sets of the first cache level
-// (else they are read in place), so they must be fewer than it has ways.
-const (
-	packRows  = 32
-	packRowsA = 8
-)
+// rowGap is what rows of A are copied apart beyond their length, in values: a cache line, so that they do not lie in the same sets
+// of the first level again.
+const rowGap = 16
 
-// packA copies rows i0..i1 of op(A), columns k0..k1, into panels of the block's tile height.
-func (w *workspace) packA(t *micro, p *product, k0, k1, i0, i1 int) {
-	depth, height := k1-k0, t.tileHeight(i1-i0)
-	// A panel may be filled from more rows than it holds as long as the matrix has them (p.m-i): the surplus of a column
-	// is overwritten by the next.
-	if p.layout != TN {
-		for i := i0; i < i1; i += height {
-			for from := 0; from < depth; from += blockK {
-				part := min(blockK, depth-from)
-				w.transposePanel(t, w.a[(i-i0)*depth+from*height:], height, p.a[i*p.lda+k0+from:], p.lda, min(height, i1-i), p.m-i, part)
-			}
-		}
-		return
+// maxBlockA is the most values of the copy of a block of A, which may have half as many rows again as fit blockA.
+const maxBlockA = blockA*3/2 + rowGap*blockDepth
+
+// packA copies rows i0..i1 of op(A), columns k0..k1, as they lie, and returns how far the rows of the copy lie apart.
+func (w *workspace) packA(p *product, k0, k1, i0, i1 int) ([]float32, int) {
+	if p.layout == TN {
+		k0, k1, i0, i1 = i0, i1, k0, k1
 	}
-	// The last row is copied without surplus, which would stand in the first row of the next panel.
-	last := depth - 1
-	for from := 0; from < last; from += packRowsA {
-		rows := min(packRowsA, last-from)
-		for i := i0; i < i1; i += height {
-			copyPanel(t, w.a[(i-i0)*depth+from*height:], height, p.a[(k0+from)*p.lda+i:], p.lda, min(height, i1-i), p.m-i, rows)
-		}
+	ld := k1 - k0 + rowGap
+	for i := i0; i < i1; i++ {
+		copy(w.a[(i-i0)*ld:], p.a[i*p.lda+k0:i*p.lda+k1])
 	}
-	for i := i0; i < i1; i += height {
-		rows := min(height, i1-i)
-		copy(w.a[(i-i0)*depth+last*height:][:rows], p.a[(k0+last)*p.lda+i:])
-	}
+	return w.a, ld
 }
 
 // packB copies columns j0..j1 of op(B), rows k0..k1, into panels.
@@ -95,11 +78,8 @@ func (w *workspace) packB(t *micro, p *product, dst []float32, k0, k1, j0, j1 in
 // source really has, at least cols.
 func packColumns(t *micro, dst, src []float32, ld, cols, have, depth int) {
 	clearSurplus(t, dst, cols, depth)
-	for from := 0; from < depth; from += packRows {
-		rows := min(packRows, depth-from)
-		for j := 0; j < cols; j += t.cols {
-			copyPanel(t, dst[j*depth+from*t.cols:], t.cols, src[from*ld+j:], ld, min(t.cols, cols-j), have-j, rows)
-		}
+	for j := 0; j < cols; j += t.cols {
+		copyPanel(t, dst[j*depth:], t.cols, src[j:], ld, min(t.cols, cols-j), have-j, depth)
 	}
 }
 

@@ -21,21 +21,17 @@ func splitWays(m, n, k int) int {
 	return 1
 }
 
-// productJob is the product that the workers are at, in parts of rows and columns; or, with b, in parts of rows that share
-// a packed block of B, columns j0..j1 and values k0..k1.
+// productJob is the product that the workers are at, in parts of rows and columns; or, with shared, in parts of rows that
+// share a copied block of B.
 var productJob struct {
 	product
 	rowParts, columnParts int
-	b                     []float32
-	j0, j1, k0, k1        int
+	shared                *panels
 }
 
 // sharedTiles is how many tiles high a part must be at least for parts to be of rows alone, so that they can share B: fewer
 // would leave each too little to do with a panel.
 const sharedTiles = 8
-
-// sharedColumns is the number of columns of B that a thread packs at once, a multiple of every tile width.
-const sharedColumns = 2 * maxTileCols
 
 // runProduct cuts C into rectangles of whole tiles, some per thread. k is not cut.
 func (p *pool) runProduct(q *product, threads int) {
@@ -51,29 +47,20 @@ func (p *pool) runProduct(q *product, threads int) {
 	part := q.part(0, rows, 0, q.n)
 	if j.columnParts == 1 && j.rowParts > 1 && !part.readsB() {
 		w := borrowWorkspace()
-		j.b = w.b
+		j.shared = &w.panels
 		across := blockB / q.deepest() / t.cols * t.cols
-		for j.j0 = 0; j.j0 < q.n; j.j0 = j.j1 {
-			j.j1 = min(j.j0+across, q.n)
-			for j.k0 = 0; j.k0 < q.k; j.k0 = j.k1 {
-				j.k1 = min(j.k0+q.deepest(), q.k)
-				p.run((j.j1-j.j0+sharedColumns-1)/sharedColumns, packSharedPart)
+		for j0 := 0; j0 < q.n; j0 += across {
+			for k0 := 0; k0 < q.k; k0 += q.deepest() {
+				j.shared.begin(t, false, j0, min(j0+across, q.n), k0, min(k0+q.deepest(), q.k))
 				p.run(j.rowParts, runSharedPart)
 			}
 		}
-		j.b = nil
+		j.shared = nil
 		w.giveBack()
 	} else {
 		p.run(j.rowParts*j.columnParts, runProductPart)
 	}
 	j.product = product{} // hold on to nobody's matrices
-}
-
-func packSharedPart(i int) {
-	q, w := &productJob, borrowWorkspace()
-	j0 := q.j0 + i*sharedColumns
-	w.packB(active.Load().micro, &q.product, q.b[(j0-q.j0)*(q.k1-q.k0):], q.k0, q.k1, j0, min(j0+sharedColumns, q.j1))
-	w.giveBack()
 }
 
 func runSharedPart(i int) {
@@ -84,7 +71,7 @@ func runSharedPart(i int) {
 	}
 	part := q.part(i0, i1, 0, q.n)
 	w := borrowWorkspace()
-	w.blocks(t, &part, q.b, part.readsA(), false, q.j0, q.j1, q.k0, q.k1)
+	w.blocks(t, &part, q.shared, part.readsA(), blockA, i*q.shared.count/q.rowParts)
 	w.giveBack()
 }
 

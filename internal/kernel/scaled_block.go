@@ -130,9 +130,10 @@ func (s *side) lineScales(dst []float32, line, p int) {
 func (w *scaledSpace) tiles(t *micro, p *scaledProduct, i0, i1, j, cols, depth int, panel, scales []float32, accumulate bool) {
 	for from := 0; from < cols; from += t.cols {
 		n := min(t.cols, cols-from)
-		width, edge, height := n, !t.fits(n), t.tileHeight(i1-i0)
-		for i := i0; i < i1; i += height {
-			rows, at := min(height, i1-i), i*p.ldc+j+from
+		width, edge, count := n, !t.fits(n), t.tilesOf(i1-i0)
+		for tile := range count {
+			i, end := i0+tile*(i1-i0)/count, i0+(tile+1)*(i1-i0)/count
+			rows, at := end-i, i*p.ldc+j+from
 			c, ldc := p.c[at:], p.ldc
 			if edge { // a tile at the right edge is computed whole, by the same routine, on a copy
 				if accumulate {

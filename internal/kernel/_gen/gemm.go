@@ -11,6 +11,10 @@ import (
 // unroll is the number of steps along k in one turn of the main loop.
 const unroll = 4
 
+// askBefore is how many turns before the end of the main loop the last row of C is asked for. One row in a turn: of all rows
+// asked for at once many are dropped. Rows below the tile, which the last turns ask for, are those of the next one.
+const askBefore = 8
+
 // gemmTile writes the microkernel for a tile of rows x (vectors*lanes).
 //
 // The tile stays in registers over the whole of k; per step it takes `vectors` loads of B, and per row one broadcast of
@@ -26,7 +30,7 @@ func gemmTile(s isa, rows, vectors int, byColumns bool) {
 		form, from, element = "Cols", "columns of A", "a[lda*p+i]"
 	}
 	name := fmt.Sprintf("gemm%s%dx%d%s", form, rows, cols, s.name)
-	TEXT(name, NOSPLIT, "func(k int, a *float32, lda int, b *float32, ldb int, c *float32, ldc int, alpha float32, beta float32)")
+	TEXT(name, NOSPLIT, "func(k int, a *float32, lda int, b *float32, ldb int, c *float32, ldc int, alpha float32, beta float32, ahead uintptr, stride int)")
 	Pragma("noescape")
 	Doc(
 		fmt.Sprintf("%s computes a tile of %d x %d values from %s and rows of B:", name, rows, cols, from),
@@ -44,12 +48,13 @@ func gemmTile(s isa, rows, vectors int, byColumns bool) {
 		"\t\t\t}",
 		"\t\t}",
 		"\t}",
+		"",
+		"Every four steps it asks for 128 bytes at ahead, and moves that by stride values.",
 	)
 	acc := s.regs[:rows*vectors]
 	bvec := s.regs[rows*vectors : rows*vectors+vectors]
 	cast := s.regs[rows*vectors+vectors : rows*vectors+vectors+2]
 
-	k := Load(Param("k"), GP64())
 	b := Load(Param("b"), GP64())
 	ldb := Load(Param("ldb"), GP64())
 	SHLQ(Imm(2), ldb)
@@ -82,9 +87,10 @@ func gemmTile(s isa, rows, vectors int, byColumns bool) {
 		}
 	}
 
-	ldcEarly := Load(Param("ldc"), GP64())
-	SHLQ(Imm(2), ldcEarly)
-	ask := askForRows(s, Load(Param("c"), GP64()), ldcEarly, rows, vectors)
+	row, rowStep := Load(Param("c"), GP64()), Load(Param("ldc"), GP64())
+	SHLQ(Imm(2), rowStep)
+	ahead, stride := Load(Param("ahead"), GP64()), Load(Param("stride"), GP64())
+	SHLQ(Imm(2), stride)
 	for _, r := range acc {
 		zero(s, r)
 	}
@@ -103,11 +109,21 @@ func gemmTile(s isa, rows, vectors int, byColumns bool) {
 		}
 	}
 	turns := GP64()
-	MOVQ(k, turns)
+	Load(Param("k"), turns)
 	SHRQ(Imm(2), turns)
 	JZ(LabelRef("tail"))
 	Label("loop")
-	ask()
+	PREFETCHT1(Mem{Base: ahead}) // into the second level: the first is full of what is in use
+	PREFETCHT1(Mem{Base: ahead, Disp: 64})
+	ADDQ(stride, ahead)
+	CMPQ(turns, Imm(uint64(rows+askBefore)))
+	JHI(LabelRef("multiply"))
+	PREFETCHT0(Mem{Base: row})
+	if vectors*s.bytes() > 64 {
+		PREFETCHT0(Mem{Base: row, Disp: vectors*s.bytes() - 4})
+	}
+	ADDQ(rowStep, row)
+	Label("multiply")
 	for p := 0; p < unroll; p++ {
 		step(p)
 	}
@@ -116,6 +132,7 @@ func gemmTile(s isa, rows, vectors int, byColumns bool) {
 	DECQ(turns)
 	JNZ(LabelRef("loop"))
 	Label("tail")
+	k := Load(Param("k"), GP64())
 	ANDQ(Imm(unroll-1), k)
 	JZ(LabelRef("store"))
 	Label("one")
