@@ -22,7 +22,7 @@ type ahead struct {
 	aPieces, piece int     // calls of a group, each for 128 bytes beside the last
 }
 
-// address is that of a value that something lies behind which may be asked for: nothing is read there.
+// address is where values begin. It is a number and not a pointer: asking for memory reads nothing, and may go past the end.
 func address(v []float32) uintptr { return uintptr(unsafe.Pointer(&v[0])) }
 
 // next is what one call of a tile asks for, and the stride.
@@ -82,9 +82,6 @@ func (h *ahead) panel(t *micro, p *product, b *panels, next int) {
 	h.bLeft = 0
 	if b.state[next].Load() != panelEmpty {
 		return
-	}
-	if b.inPlace(t, next) {
-		b.state[next].Store(panelReady) // asked for once
 	}
 	depth, j := b.depth(), b.j0+next*t.cols
 	switch {

@@ -116,7 +116,7 @@ func TestGemmBlocks(t *testing.T) {
 		r := rand.New(rand.NewPCG(2, 1))
 		for _, s := range [][3]int{{fewRows + 31, 33, 9}, {31, maxTileCols*16 + 47, 6}, {30, 35, 2*blockK + 5}, {3, 32*maxTileCols + 1, 4},
 			{2*fewRows + 1, 5, blockK + 3}, {64, 48, 64}, {fewRows + 9, 3, blockDepth + blockK + 5},
-			{fewRows + 1, blockB/blockDepth + 3, blockDepth + 2}, {fewRows + 1, blockB/blockDepth + 6, 2*blockK + 5}} {
+			{fewRows + 1, blockB/blockDepth + 3, blockDepth + 2}, {fewRows + 1, blockB/blockDepth + 6, blockK + 5}, {fewRows + 1, 70, 2*blockK + 5}} {
 			for i, l := range []Layout{NN, NT, TN} {
 				sc := scalars[(i+s[0])%len(scalars)]
 				newGemmCase(r, l, s[0], s[1], s[2], sc[0], sc[1], 1, 2, 3).verify(t)
@@ -247,7 +247,7 @@ func TestGemmElementsIndependent(t *testing.T) {
 // such that are not; and more columns than a block has.
 func TestGemmSharedBlock(t *testing.T) {
 	eachImpl(t, func(t *testing.T) {
-		testSharedBlock(t, 330, 3*2*maxTileCols+37, blockDepth+blockK+7)
+		testSharedBlock(t, 330, 6*maxTileCols+37, blockDepth+blockK+7)
 		if active.Load().vectors != scalar { // 2 GFLOP a product
 			testSharedBlock(t, 900, blockB/blockDepth+37, blockDepth)
 			testSharedBlock(t, 900, blockB/depthTN+37, depthTN)

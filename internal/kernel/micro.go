@@ -7,7 +7,8 @@ const (
 	maxLanes    = 16
 )
 
-// tile is a routine for a tile of C whose rows and columns are its own, given k, A, B, C, alpha and beta.
+// tile is a routine for a tile of C whose rows and columns are its own, given k, A, B, C, alpha and beta. Where it
+// can it also asks for memory: 128 bytes at ahead every four steps, and then stride values further on.
 type tile func(k int, a *float32, lda int, b *float32, ldb int, c *float32, ldc int, alpha, beta float32, ahead uintptr, stride int)
 
 // tiles has the routines of a form by their rows, each for micro.cols and for micro.narrow columns.

@@ -43,6 +43,7 @@ func (b *panels) inPlace(t *micro, i int) bool { return b.direct && b.j0+(i+1)*t
 func (b *panels) panel(w *workspace, t *micro, p *product, i int) ([]float32, int) {
 	j := b.j0 + i*t.cols
 	if b.inPlace(t, i) {
+		b.state[i].Store(panelReady)
 		return p.b[b.k0*p.ldb+j:], p.ldb
 	}
 	values := b.values
