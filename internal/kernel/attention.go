@@ -146,7 +146,7 @@ func (h *head) transposed(x []float32, ld, cols int) *scratch {
 // columns returns rows of x as rows of panels.
 func (h *head) columns(x []float32, ld, rows, cols int) *scratch {
 	s := borrowScratch(roundUp(cols, h.t.cols) * rows)
-	packColumns(h.t, s.f, x, ld, cols, cols, rows)
+	packColumns(h.t, s.f, x, ld, cols, rows)
 	return s
 }
 

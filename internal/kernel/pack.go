@@ -2,10 +2,6 @@ package kernel
 
 import "sync"
 
-// packSlack is what a transposing copy may write past the last column of a panel: it writes a whole vector per column
-// of a panel that is less than a vector high.
-const packSlack = 16
-
 // workspace is the packing scratch of one running product.
 //
 // A block of A is stored as it lies in A, with other distances of its rows. A block of B is stored as panels of micro.cols
@@ -34,7 +30,7 @@ func borrowWorkspace() *workspace {
 	workspaces.Unlock()
 	return &workspace{
 		a:        make([]float32, maxBlockA),
-		panels:   panels{values: make([]float32, blockB+packSlack)},
+		panels:   panels{values: make([]float32, blockB)},
 		edgeTile: make([]float32, maxTileRows*maxTileCols),
 		edge:     make([]float32, maxLanes*blockK),
 	}
@@ -70,16 +66,15 @@ func (w *workspace) packB(t *micro, p *product, dst []float32, k0, k1, j0, j1 in
 	if p.layout == NT {
 		w.packTransposed(t, dst, p.b[j0*p.ldb+k0:], p.ldb, j1-j0, p.n-j0, k1-k0)
 	} else {
-		packColumns(t, dst, p.b[k0*p.ldb+j0:], p.ldb, j1-j0, p.n-j0, k1-k0)
+		packColumns(t, dst, p.b[k0*p.ldb+j0:], p.ldb, j1-j0, k1-k0)
 	}
 }
 
-// packColumns copies cols columns of depth rows of src into panels of a B block. have is the number of columns the
-// source really has, at least cols.
-func packColumns(t *micro, dst, src []float32, ld, cols, have, depth int) {
+// packColumns copies cols columns of depth rows of src into panels of a B block.
+func packColumns(t *micro, dst, src []float32, ld, cols, depth int) {
 	clearSurplus(t, dst, cols, depth)
 	for j := 0; j < cols; j += t.cols {
-		copyPanel(t, dst[j*depth:], t.cols, src[j:], ld, min(t.cols, cols-j), have-j, depth)
+		copyPanel(t, dst[j*depth:], src[j:], ld, min(t.cols, cols-j), depth)
 	}
 }
 
@@ -103,23 +98,19 @@ func clearSurplus(t *micro, dst []float32, cols, depth int) {
 	}
 }
 
-// copyPanel sets dst[width*p+i] = src[ld*p+i] for depth values of p and count values of i. With a vector routine it may
-// also write other values into the rest of a row, and up to packSlack values past the last. have is the number of
-// columns the source really has, at least count.
-func copyPanel(t *micro, dst []float32, width int, src []float32, ld, count, have, depth int) {
-	if count == width && t.copyRows != nil {
-		if vector := (width + t.lanes - 1) / t.lanes * t.lanes; have >= vector {
-			t.copyRows(vector, &dst[0], width, &src[0], ld, depth)
-			return
-		}
+// copyPanel sets dst[t.cols*p+i] = src[ld*p+i] for depth values of p and count values of i.
+func copyPanel(t *micro, dst, src []float32, ld, count, depth int) {
+	if count == t.cols && t.copyRows != nil {
+		t.copyRows(count, &dst[0], count, &src[0], ld, depth)
+		return
 	}
 	for p := range depth {
-		copy(dst[width*p:width*p+count], src[ld*p:])
+		copy(dst[t.cols*p:t.cols*p+count], src[ld*p:])
 	}
 }
 
 // transposePanel sets dst[width*p+i] = src[ld*i+p] for depth values of p and count values of i. With a vector routine
-// it may also write other values into the rest of a column, and up to packSlack values past the last. have is the
+// it may also write other values into the rest of a vector, which is in the panel. have is the
 // number of rows the source really has, at least count.
 func (w *workspace) transposePanel(t *micro, dst []float32, width int, src []float32, ld, count, have, depth int) {
 	done := 0
